@@ -1,7 +1,8 @@
 //! Promise P6: after a cache has been warmed up, no thread of the process allocates or frees from prepare to retire,
-//! nor in a resize between two steps, on the host device and on the CUDA device, layer by layer and by graphs. The
-//! memory that a driver takes does not come through Rust's allocator. This program has one test only, because the
-//! allocator counts every thread except the test harness's own, which waits meanwhile and may allocate at any time.
+//! nor in a resize between two steps, on the host device and on the CUDA device, layer by layer and by graphs; nor in
+//! the steps of a ring of sharded weights. The memory that a driver takes does not come through Rust's allocator. This
+//! program has one test only, because the allocator counts every thread except the test harness's own, which waits
+//! meanwhile and may allocate at any time.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[allow(dead_code, reason = "a test takes what it needs")]
@@ -13,8 +14,12 @@ use forebay::device::clock::{ClockDevice, ClockOptions, Demand, Direction, Label
 use forebay::device::descriptor::LayerCount;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Event, Slice, SplitIndices, Stream};
+use forebay::os::{Faults, NoFaults};
 use forebay::overlap::{Bucket, Chooser, Hysteresis, Prices, Table};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
+use forebay::weights::{
+    Group, Patterns, Plan, Pulls, Ring, RingOptions, Sharding, Source, Tensor, Windows, Wrap,
+};
 use forebay::{
     Accepted, BringUp, Budget, Buffers, Cache, Captured, Config, Layer, LayerCall, Layers, Memory, MicroBatch,
 };
@@ -311,9 +316,54 @@ fn on_the_cuda_device() {
             decode.capture();
         }
         assert_eq!(decode.warm_steps(20), 0, "CUDA device, seed {seed:?}, a graph: {captured}");
+        assert_eq!(ring_steps(&decode.device, captured), 0, "a ring, seed {seed:?}, a graph: {captured}");
         let seen = counted_call(&**decode.device);
         assert!(seen == 2 || (device::is_given() && seen > 2), "the control: {seen}");
     }
+}
+
+/// The allocations and frees of steps of a ring of sharded weights, by single calls or by launches of one.
+fn ring_steps(device: &Arc<TestDevice>, captured: bool) -> u64 {
+    const LAYERS: usize = 6;
+    let own = device.device();
+    let (stream, done, grain) = (own.stream().unwrap(), own.event().unwrap(), own.granularity());
+    let tensor = Tensor { name: "o_proj".to_owned(), bytes: 2 * grain, align: 256 };
+    let patterns = Patterns::new(&["*"]).unwrap();
+    let sharding = Sharding { grain, source: Source::Host, ..Sharding::new(patterns) };
+    let group = Group { id: 0, rank: 0, ranks: 1 };
+    let plan = Plan::new(&vec![vec![tensor]; LAYERS], group, &sharding).unwrap();
+    let faults: Arc<dyn Faults> = Arc::new(NoFaults);
+    let mut windows = Windows::new(&own, plan, Pulls { copy: grain }, &faults).unwrap();
+    let weights = own.allocate(2 * grain).unwrap();
+    (0..LAYERS).for_each(|layer| windows.fill(layer, "o_proj", weights, stream).unwrap());
+    let options = RingOptions { parts: 2, wrap: Wrap::Behind, ..RingOptions::default() };
+    let mut ring = Ring::new(&own, windows, options).unwrap();
+    let uses = |ring: &mut Ring| {
+        for layer in 0..LAYERS {
+            ring.enter(layer, 0, stream).unwrap();
+            ring.leave(layer, 0, stream).unwrap();
+        }
+        ring.end(stream).unwrap();
+    };
+    let graph = captured.then(|| {
+        ring.begin(1, 0).unwrap();
+        own.capture(stream).unwrap();
+        uses(&mut ring);
+        own.captured(stream).unwrap()
+    });
+    let mut step = || {
+        match graph {
+            Some(graph) => ring.launch(stream, || own.launch(graph, stream)).unwrap(),
+            None => {
+                ring.begin(1, 0).unwrap();
+                uses(&mut ring);
+            }
+        }
+        own.record(done, stream).unwrap();
+        own.synchronize(done).unwrap();
+    };
+    (0..4).for_each(|_| step());
+    counted(|| (0..20).for_each(|_| step()))
 }
 
 /// The cost of a call that allocates and frees once, on the thread that runs it, and of its enqueueing.
@@ -364,6 +414,7 @@ fn p6_a_step_allocates_and_frees_nothing() {
         HostOptions { threaded: true, queue: 1, ..HostOptions::default() },
     ] {
         assert_eq!(Loop::new(TestDevice::host(options), None).warm_steps(60), 0, "{options:?}");
+        assert_eq!(ring_steps(&TestDevice::host(options), false), 0, "a ring, {options:?}");
     }
     let share = Share { by: ShareBy::Misses, every: 1, ..Share::default() };
     assert_eq!(

@@ -5,6 +5,8 @@
 
 #[path = "cuda/failing.rs"]
 mod failing;
+#[path = "support/faulty.rs"]
+mod faulty;
 #[path = "cuda/graphs.rs"]
 mod graphs;
 #[path = "cuda/hosted.rs"]
@@ -25,6 +27,10 @@ mod probe;
 mod resizes;
 #[path = "cuda/rig.rs"]
 mod rig;
+#[path = "cuda/ring.rs"]
+mod ring;
+#[path = "cuda/ring_cached.rs"]
+mod ring_cached;
 #[path = "cuda/windows.rs"]
 mod sharded;
 #[path = "cuda/shared.rs"]

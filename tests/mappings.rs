@@ -2,6 +2,8 @@
 //! `tests/cuda/mappings.rs` has the same on the stand-in driver. Each refused call of the system leaves ranges whole.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+#[path = "support/faulty.rs"]
+mod faulty;
 #[path = "support/mappings.rs"]
 mod mappings;
 
@@ -11,6 +13,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use faulty::Faulty;
 use forebay::check::watch::Watch;
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::{HostDevice, HostOptions};
@@ -147,8 +150,8 @@ fn scenario(sut: &Sut<'_>, made: &mut Option<Slice>) -> Result<()> {
 }
 
 /// Runs the scenario; whatever was refused, its window shows one of three states as a whole.
-fn attempt(host: &HostDevice, n: u64, seen: &mut BTreeSet<Vec<u8>>) -> Result<()> {
-    let sut = Sut { device: host, read: &read(host), write: &|slice, bytes| host.write(slice, bytes) };
+fn attempt(host: &HostDevice, device: &dyn Device, n: u64, seen: &mut BTreeSet<Vec<u8>>) -> Result<()> {
+    let sut = Sut { device, read: &read(host), write: &|slice, bytes| host.write(slice, bytes) };
     let mut window = None;
     let result = scenario(&sut, &mut window);
     if let Some(window) = window {
@@ -185,8 +188,15 @@ fn every_refused_call_leaves_ranges_whole_and_nothing_held() {
     for n in 0.. {
         let faults = Arc::new(Inject::nth(n, libc::EPERM));
         let host = HostDevice::with_faults(HostOptions::default(), faults.clone());
-        let result = attempt(&host, n, &mut seen);
-        drop(host);
+        let counted = Faulty::new(host.clone(), false);
+        let result = attempt(&host, &*counted, n, &mut seen);
+        // While the device lives: each backing has a descriptor and is mapped once by itself, and once for each piece.
+        // Where the system refuses a memfd, the backing is other memory, which no range can map.
+        let other = |error: &forebay::Error| error.place() == "memory without a descriptor";
+        let others = usize::from(result.as_ref().is_err_and(other));
+        let (backings, (_, pieces)) = (counted.backings() - others, counted.ranges());
+        assert_eq!(held(), (before.0 + backings, before.1 + backings + pieces), "call {n}: {result:?}");
+        drop((host, counted));
         assert_eq!(held(), before, "call {n}");
         refused += u32::from(result.is_err());
         if faults.count() <= n {

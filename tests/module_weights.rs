@@ -224,8 +224,20 @@ fn ranks_share_only_what_they_all_have() {
     let eight = Division::of(8, Attention::Data);
     let error = made("*.mlp.experts.*.weight", eight, 8).unwrap_err();
     assert!(error.to_string().contains("have different parts of it (ranks 8, degree 8, gpus 8)"), "{error}");
-    assert!(made("*.mlp.experts.*.weight", Division { experts: 1, ..eight }, 8).is_ok());
-    assert!(made("*.mlp.experts.*.weight", Division { experts: 4, ..eight }, 32).is_ok());
+    // Experts that all ranks have: 58 layers, of 256 experts or of 64, with three matrices of 7168 x 2048 bytes.
+    for (experts, gpus, in_layer) in [(1, 8, 256), (4, 32, 64)] {
+        let plan = made("*.mlp.experts.*.weight", Division { experts, ..eight }, gpus).unwrap();
+        let layer = in_layer * 3 * 7168 * 2048_u64;
+        assert_eq!((plan.layers().len(), plan.sharded(), plan.whole()), (58, 58, 58 * layer));
+        assert_eq!(
+            (plan.layers()[0].layer, plan.layers()[0].layout.tensors().len() as u64),
+            (3, 3 * in_layer)
+        );
+        // An eighth of each layer, and two buffers for the rest of one.
+        let exact = plan.exact_bytes();
+        assert_eq!((exact.shards, exact.buffers), (58 * layer / 8, vec![layer / 8 * 7; 2]));
+        assert!(plan.layers().iter().all(|one| plan.pulled_exactly(one) == layer / 8 * 7));
+    }
     assert!(made("*.shared_experts.*", Division { dense: 8, ..eight }, 8).is_err());
     assert!(made("*.shared_experts.*", eight, 8).is_ok() && made("*.mlp.gate.*", eight, 8).is_ok());
     assert!(made("*.self_attn.*", Division { attention: 2, ..eight }, 8).is_err());

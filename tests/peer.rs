@@ -2,6 +2,12 @@
 //! stop, or disagree.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+#[path = "support/frames.rs"]
+mod frames;
+#[path = "peer/links.rs"]
+mod links;
+#[path = "support/links_bytes.rs"]
+mod links_bytes;
 #[path = "support/peer_bytes.rs"]
 mod peer_bytes;
 #[path = "peer/processes.rs"]
@@ -14,7 +20,9 @@ use std::time::Duration;
 
 use forebay::Kind;
 use forebay::peer::{Event, Hello, Limits, MESSAGE_MAX, Session};
-use peer_bytes::{OWN, frame, hello, peer_bytes};
+use frames::{OWN, frame, hello};
+use links_bytes::links_bytes;
+use peer_bytes::peer_bytes;
 use proptest::prelude::*;
 
 /// Something to do with one of the two sides.
@@ -61,6 +69,7 @@ struct World {
     told: [Told; 2],
     now: Duration,
     heard: [Duration; 2],
+    said: [Duration; 2],
     /// Whether a side knows the other's hello, and its end.
     hello: [bool; 2],
     end: [bool; 2],
@@ -83,6 +92,7 @@ impl World {
             told: [Told::default(), Told::default()],
             now: Duration::ZERO,
             heard: [Duration::ZERO; 2],
+            said: [Duration::ZERO; 2],
             hello: [false; 2],
             end: [false; 2],
             lost: false,
@@ -132,6 +142,7 @@ impl World {
             let taken = bytes.len();
             sent -= taken;
             self.sessions[side].sent(taken, self.now);
+            self.said[side] = self.now;
         }
         // As the kernel does, a call returns bytes up to the second descriptor.
         let other = 1 - side;
@@ -189,6 +200,9 @@ impl World {
             };
             let result = self.sessions[side].tick(self.now).map_err(|error| error.kind());
             assert_eq!(result, expected);
+            // Until its own end a side never stays silent, also when the other one has ended.
+            let silent = self.now >= self.said[side] + LIMITS.interval && !self.told[side].ended;
+            assert!(result.is_err() || !silent || self.sessions[side].outgoing().is_some());
             // What the look found was due: an error by then, and after a look the next one is later.
             if result.is_err() {
                 assert!(due.is_some_and(|due| due <= self.now));
@@ -268,10 +282,37 @@ fn any_bytes_are_events_or_an_error() {
     }
 }
 
+/// The body of the fuzz target `links_bytes`: three ranks that say anything, in any order, and close.
+#[test]
+fn whatever_ranks_say_each_is_lost_once_and_the_others_are_served() {
+    let mut seed = 7_u64;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize % below
+    };
+    // The control: each of three says a message, one with a descriptor, and its end.
+    let (errors, events) = links_bytes(&[12, 13, 17, 9, 10, 11]);
+    assert_eq!((errors, events), (Vec::new(), 6));
+    let (mut reached, mut most) = (std::collections::BTreeSet::new(), 0);
+    for _ in 0..2000 {
+        let bytes: Vec<u8> = (0..random(80))
+            .map(|_| (random(4), random(63), random(256)))
+            .map(|(any, few, all)| if any > 0 { few } else { all } as u8)
+            .collect();
+        let (errors, events) = links_bytes(&bytes);
+        most = most.max(events);
+        reached.extend(errors.iter().map(|error| error.place().to_owned()));
+    }
+    for place in ["frame header", "a frame after the end", "the connection was closed"] {
+        assert!(reached.contains(place), "{place} is not among {reached:?}");
+    }
+    assert!(most > 8, "{most}");
+}
+
 /// A side that breaks the protocol is told in words of its own.
 #[test]
 fn each_breach_has_its_error() {
-    let good = hello();
+    let good = hello(Hello { rank: 0, ..OWN });
     let mut version = good.clone();
     version[16] = 2;
     let mut plan = good.clone();

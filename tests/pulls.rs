@@ -1,5 +1,5 @@
-//! The ring on the virtual clock, without memory: what its steps wait is what `predict::pulls` computes, layer by layer,
-//! from one step to the next too.
+//! The ring on the virtual clock, without memory: what its steps wait is what `predict::pulls` computes, layer by
+//! layer, from one step to the next too.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 use std::fs::File;
@@ -243,7 +243,7 @@ fn unequal_layers_wait_on_the_clock_as_the_recurrence_says() {
             .map(|index| {
                 let works = (20.0 + next(80) as f64, 10.0 + next(90) as f64);
                 // An odd last layer has a buffer of its own.
-                let buffer = if index + 1 == count && ordinal % 2 == 0 { 2 } else { ordinal % 2 };
+                let buffer = if index + 1 == count && ordinal.is_multiple_of(2) { 2 } else { ordinal % 2 };
                 let pulled = next(5) > 0;
                 ordinal += u8::from(pulled);
                 layer(works, pulled.then(|| (buffer, 30.0 + next(220) as f64)))

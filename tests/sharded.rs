@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use forebay::Kind;
 use forebay::device::clock::{ClockDevice, ClockOptions, Costs, Demand as Work, Direction, Label, Peer};
-use forebay::device::{Device, Event, Stream};
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Event, Mapped, Stream};
+use forebay::os::Protection;
 use forebay::predict::plan::{Batch, Demand};
 use forebay::predict::pulls::{Exposed, Layer, Pull, Ring, Wrap, better, exposed};
 use forebay::predict::setup::{File, Setup};
@@ -182,6 +184,37 @@ fn without_its_waits_a_step_on_the_clock_waits_for_nothing() {
     let found = bare.steps(&ring, 2);
     near(found[1], 80.0, "without");
     assert!(exposed(&ring).step_us > 200.0);
+}
+
+#[test]
+fn over_a_device_with_memory_a_peers_bytes_arrive_at_the_links_rate() {
+    let [ours, theirs] = [(); 2].map(|()| HostDevice::new(HostOptions::default()));
+    let costs = Costs {
+        launch_ns: 0.0,
+        copy_ns: 0.0,
+        device_copy: 1e9,
+        peer: Peer { rate: 4e9, copy_engines: 1 },
+        ..Costs::default()
+    };
+    let clock = ClockDevice::over(ours.clone(), ClockOptions { costs, ..ClockOptions::default() }).unwrap();
+    let grain = theirs.granularity();
+    let piece = |backing| Mapped { backing, offset: 0, bytes: grain };
+    let backing = theirs.backing(grain).unwrap();
+    let shard = theirs.range(&[piece(backing)], Protection::ReadWrite).unwrap();
+    theirs.write(shard, &vec![7; grain as usize]).unwrap();
+    let exported = theirs.export(backing, Protection::Read).unwrap();
+    let seen = clock.import_backing(exported, grain, Protection::Read).unwrap();
+    let from = clock.range(&[piece(seen)], Protection::Read).unwrap();
+    let (to, own) = (clock.allocate(grain).unwrap(), clock.allocate(grain).unwrap());
+    let stream = clock.stream().unwrap();
+    clock.copy(stream, from, to).unwrap();
+    assert_eq!(clock.run().unwrap(), grain as f64 / 4.0);
+    // A copy inside the device has another rate: it is read and written.
+    clock.copy(stream, to, own).unwrap();
+    assert_eq!(clock.run().unwrap(), grain as f64 / 4.0 + 2.0 * grain as f64);
+    let mut bytes = vec![0; grain as usize];
+    ours.read(own, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 7));
 }
 
 /// The plan of `names` on this setup's GPUs, over `ranks`.

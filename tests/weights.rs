@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use forebay::Kind;
-use forebay::weights::{Closing, Group, Odd, Patterns, Place, Plan, Sharding, Source, Tensor};
+use forebay::weights::{Closing, Group, LayerPlan, Odd, Patterns, Place, Plan, Sharding, Source, Tensor};
 use proptest::prelude::*;
 
 const GRAIN: u64 = 1 << 16;
@@ -97,6 +97,59 @@ proptest! {
         }
         prop_assert!(totals.iter().max().unwrap() - totals.iter().min().unwrap() <= 1, "{:?}", totals);
         prop_assert!(never_overwritten(&plan));
+    }
+
+    /// A map of each byte of each window: the tensor that it is of, laid out byte by byte, and the rank that owns it,
+    /// with the remainder's pages dealt out one by one round the group.
+    #[test]
+    fn every_byte_has_its_tensor_and_its_owner(
+        tensors in prop::collection::vec(prop::collection::vec((1_u64..300, 0_u32..7), 1..4), 1..=62),
+        ranks in 1_u32..=16,
+        odd in odd(),
+    ) {
+        const SMALL: u64 = 64;
+        let name = |index: usize| format!("{index}.chosen");
+        let layer = |all: &Vec<(u64, u32)>| -> Vec<Tensor> {
+            let all = all.iter().enumerate();
+            all.map(|(index, (bytes, align))| tensor(&name(index), *bytes, 1 << align)).collect()
+        };
+        let layers: Vec<_> = tensors.iter().map(layer).collect();
+        let plan = Plan::new(&layers, of(ranks, 0), &Sharding { odd, grain: SMALL, ..sharding() }).unwrap();
+        let mut dealt_to = 0;
+        let is_sharded = |own: &&LayerPlan| own.place != Place::Resident;
+        let (sharded, resident): (Vec<_>, Vec<_>) = plan.layers().iter().partition(is_sharded);
+        for own in sharded.into_iter().chain(resident) {
+            let mut bytes: Vec<Option<usize>> = Vec::new();
+            for (index, (length, align)) in tensors[own.layer].iter().enumerate() {
+                while !bytes.len().is_multiple_of(1 << align) {
+                    bytes.push(None);
+                }
+                bytes.extend((0..*length).map(|_| Some(index)));
+            }
+            while !(bytes.len() as u64).is_multiple_of(SMALL) {
+                bytes.push(None);
+            }
+            let mut owns = vec![0; ranks as usize];
+            let pages = bytes.len() as u64 / SMALL;
+            for page in 0..pages {
+                // As many to each as to all, and then one by one from where the last layer ended.
+                let full = pages - pages % u64::from(ranks);
+                let to = if page < full { page % u64::from(ranks) } else { dealt_to };
+                owns[to as usize] += SMALL;
+                dealt_to = if page < full { dealt_to } else { (dealt_to + 1) % u64::from(ranks) };
+            }
+            let owner = owns.iter().enumerate().flat_map(|(rank, bytes)| (0..*bytes).map(move |_| rank as u32));
+            let map: Vec<(Option<usize>, u32)> = bytes.iter().copied().zip(owner).collect();
+            // The same of the plan.
+            let placed = own.layout.tensors();
+            let tensor_at = |at: u64| {
+                placed.iter().position(|one| (one.offset..one.offset + one.bytes).contains(&at))
+            };
+            let owner_at = |at: u64| (0..ranks).find(|rank| own.cut.part(*rank).contains(&(at / SMALL))).unwrap();
+            let planned: Vec<_> =
+                (0..own.layout.pages() * SMALL).map(|at| (tensor_at(at), owner_at(at))).collect();
+            prop_assert_eq!(map, planned, "layer {}", own.layer);
+        }
     }
 
     /// Bytes, counted page by page: what is mapped for a rank, and the largest pull into each buffer.

@@ -1,6 +1,10 @@
 //! Windows of sharded weights: ranks fill, share and pull, and each byte of each window is that of its owner.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+#[path = "windows/changes.rs"]
+mod changes;
+#[path = "support/faulty.rs"]
+mod faulty;
 #[path = "windows/files.rs"]
 mod files;
 #[path = "windows/processes.rs"]
@@ -18,7 +22,7 @@ use forebay::Kind;
 use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::os::{Faults, NoFaults};
-use forebay::weights::{Group, Odd, Plan, Pulls, Sharding, Source, Windows};
+use forebay::weights::{Group, Odd, Patterns, Plan, Pulls, Sharding, Source, Tensor, Windows};
 use proptest::prelude::*;
 use windows::{Rank, group, layers, sharding, tensor};
 
@@ -37,11 +41,15 @@ pub fn no_faults() -> Arc<dyn Faults> {
 }
 
 /// A filled rank that is alone in its group.
-pub fn alone(bytes: &[Vec<u64>], sharding: &Sharding) -> Rank {
+pub fn alone_on(device: &Arc<dyn Device>, bytes: &[Vec<u64>], sharding: &Sharding) -> Rank {
     let plan = Plan::new(&layers(bytes), Group { id: 0, rank: 0, ranks: 1 }, sharding).unwrap();
-    let mut rank = Rank::new(&devices(1)[0], plan, Pulls::default(), &no_faults()).unwrap();
+    let mut rank = Rank::new(device, plan, Pulls::default(), &no_faults()).unwrap();
     rank.fill().unwrap();
     rank
+}
+
+pub fn alone(bytes: &[Vec<u64>], sharding: &Sharding) -> Rank {
+    alone_on(&devices(1)[0], bytes, sharding)
 }
 
 proptest! {
@@ -54,7 +62,7 @@ proptest! {
         pages in proptest::collection::vec(proptest::collection::vec(1..20_u64, 0..3), 1..8),
         ranks in 1..5_u32,
         odd in 0..4_usize,
-        slice in 1..4_u64,
+        copies in 1..4_u64,
         over_host in any::<bool>(),
     ) {
         prop_assume!(pages.iter().any(|layer| !layer.is_empty()));
@@ -62,11 +70,66 @@ proptest! {
         let source = if over_host { Source::Host } else { Source::Peers };
         let bytes: Vec<Vec<u64>> = pages.iter().map(|layer| layer.iter().map(|n| n * grain() / 3).collect()).collect();
         let sharding = Sharding { odd, source, ..sharding(grain()) };
-        group(&devices(ranks), &layers(&bytes), &sharding, Pulls { slice: slice * grain() }, |rank| {
+        group(&devices(ranks), &layers(&bytes), &sharding, Pulls { copy: copies * grain() }, |rank| {
             for _ in 0..2 {
                 rank.layers().iter().for_each(|layer| rank.pull(*layer));
             }
             rank.windows.verify(rank.stream).unwrap();
+        });
+    }
+}
+
+/// A model with grouped-query attention and experts, in names and proportions: 8 heads of 64, two of keys and values,
+/// four experts from the second layer on, norms and router that are not shared.
+fn grouped_query_with_experts() -> Vec<Vec<Tensor>> {
+    let layer = |layer: usize| {
+        let named =
+            |name: &str, bytes: u64| tensor(&format!("model.layers.{layer}.{name}.weight"), bytes, 256);
+        let mut all = vec![named("input_layernorm", 1024)];
+        for (name, outputs) in [("q", 512), ("k", 128), ("v", 128), ("o", 512)] {
+            all.push(named(&format!("self_attn.{name}_proj"), outputs * 128 * 2));
+        }
+        let experts = if layer == 0 { 0 } else { 4 };
+        for expert in 0..experts {
+            for name in ["gate", "up", "down"] {
+                all.push(named(&format!("mlp.experts.{expert}.{name}_proj"), 96 * 128));
+            }
+        }
+        all.push(named("mlp.gate", 4 * 128 * 2));
+        all
+    };
+    (0..5).map(layer).collect()
+}
+
+/// No attention is special: projections of grouped queries, experts, and both.
+#[test]
+fn grouped_queries_and_experts_are_shared_as_any_tensors() {
+    let model = grouped_query_with_experts();
+    for (patterns, sharded, first) in [
+        (&["*.self_attn.?_proj.weight"][..], 4, 4),
+        (&["*.self_attn.[kv]_proj.weight"], 4, 2),
+        (&["*.mlp.experts.*"], 4, 12),
+        (&["*.self_attn.*", "*.mlp.experts.*"], 4, 16),
+    ] {
+        let patterns = Patterns::new(patterns).unwrap();
+        let sharding = Sharding { patterns, ..sharding(grain()) };
+        group(&devices(3), &model, &sharding, Pulls::default(), |rank| {
+            let of = |layer: &forebay::weights::LayerPlan| (layer.layer, layer.layout.tensors().len());
+            let last = rank.plan().layers().last().map(of);
+            assert_eq!((rank.plan().sharded(), last), (sharded, Some((4, first))));
+            for _ in 0..2 {
+                rank.layers().iter().for_each(|layer| rank.pull(*layer));
+            }
+            rank.windows.verify(rank.stream).unwrap();
+            // Each tensor has the bytes of its name.
+            let (layer, placed) =
+                rank.plan().layers().last().map(|it| (it.layer, it.layout.tensors().to_vec())).unwrap();
+            let whole = rank.windows.layer(layer).unwrap();
+            for one in placed {
+                let found = rank.windows.tensor(layer, &one.name).unwrap();
+                let length = model[layer].iter().find(|it| it.name == one.name).unwrap().bytes;
+                assert_eq!(Ok(found), whole.part(one.offset, length));
+            }
         });
     }
 }
@@ -87,7 +150,7 @@ fn an_odd_number_of_layers_is_whole_at_every_layer_of_two_steps() {
 #[test]
 fn a_pull_takes_one_slice_of_each_rank_in_turn() {
     let bytes = vec![vec![12 * grain()]; 4];
-    group(&devices(4), &layers(&bytes), &sharding(grain()), Pulls { slice: 2 * grain() }, |rank| {
+    group(&devices(4), &layers(&bytes), &sharding(grain()), Pulls { copy: 2 * grain() }, |rank| {
         let own = rank.rank();
         // Of 12 pages each rank has 3: a slice of two pages and one of one.
         let mut expected = Vec::new();

@@ -14,8 +14,8 @@ use forebay_standin::{Options, Standin};
 use serde_json::Value;
 
 /// All groups except the captured step, which has its own tests.
-const GROUPS: [&str; 8] =
-    ["gather", "scatter", "resolve", "resolve-gather", "commit", "warm-up", "nodes", "pull"];
+const GROUPS: [&str; 9] =
+    ["gather", "scatter", "resolve", "resolve-gather", "commit", "warm-up", "nodes", "pull", "ring"];
 
 fn all() -> String {
     GROUPS.join(",")

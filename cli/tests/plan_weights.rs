@@ -80,7 +80,7 @@ fn sharding_saves_the_published_bytes() {
     for words in [
         "Sharded over 8 ranks: o_proj in 60 of 61 layers; layer 0 stays whole",
         "the latent rows of 84,814 tokens",
-        "its time is not in this plan",
+        "its time needs --setup",
     ] {
         assert!(text.contains(words), "{text}");
     }
@@ -143,7 +143,13 @@ fn bad_input_is_one_error_that_names_the_option() {
         ("--shard *.o_proj.weight,o_proj", "model.layers.0.self_attn.o_proj.weight: two patterns match it"),
         ("--shard [a", "the pattern [a: "),
         ("--shard o_proj --weights 10GB", "--shard"),
-        ("--shard o_proj --setup ess", "--shard"),
+        (
+            "--shard o_proj --setup none-such",
+            "--setup none-such: neither a file nor a built-in setup (ess, r1-h20, r1-h800)",
+        ),
+        ("--setup r1-h20", "attention of this model is dense"),
+        ("--tp 2 --setup r1-h20 --shard o_proj", "--tp"),
+        ("--dp 16 --setup r1-h800 --shard o_proj", "ranks that pull from each other are on one node"),
         ("--weight-dtype int8 --setup ess", "--weight-dtype"),
         ("--weight-dtype fp7", "--weight-dtype"),
         ("--weights-from host", "--shard"),
@@ -151,7 +157,9 @@ fn bad_input_is_one_error_that_names_the_option() {
         ("--dp 0", "--dp"),
         ("--dp -1", "--dp"),
         ("--dp 5000", "--dp"),
-        ("--dp 16 --gpus 8", "--dp: more ranks than GPUs (value 16, gpus 8)"),
+        // Without anything to share it would have no effect.
+        ("--dp 8", "--shard"),
+        ("--dp 16 --gpus 8 --shard mla", "--dp: more ranks than GPUs (value 16, gpus 8)"),
         ("--ep 3", "expert parallelism (ep): does not divide the model's experts"),
         ("--ep 16 --gpus 8", "--ep: does not divide the GPUs"),
         ("--tp 3", "tensor parallelism (tp): does not divide the model's heads"),
@@ -173,7 +181,7 @@ fn bad_input_is_one_error_that_names_the_option() {
         assert!(error.contains(&format!("{name}: no checkpoint of gqa-8x128 is known")), "{error}");
     }
     // 8 GPUs of 96 GB hold the weights only if the ranks share them.
-    let h20 = "--model deepseek-r1 --gpu 96GB --context 4K --gpus 8 --dp 8";
+    let h20 = "--model deepseek-r1 --gpu 96GB --context 4K --gpus 8";
     assert!(refuses(&arguments(h20, "")).contains("weights: nothing of the GPU's memory is left"));
-    assert_eq!(entry(h20, "--shard mla")["fits"], true);
+    assert_eq!(entry(h20, "--shard mla --dp 8")["fits"], true);
 }

@@ -3,6 +3,8 @@
 
 #[path = "../../tests/support/peer_bytes.rs"]
 mod body;
+#[path = "../../tests/support/frames.rs"]
+mod frames;
 
 use libfuzzer_sys::fuzz_target;
 

@@ -220,7 +220,9 @@ pub trait Device: Debug + Send + Sync {
         Err(fixed("give memory back"))
     }
 
-    /// Creates a stream.
+    /// Creates a stream. A GPU's stream has the driver's number, which no other stream of the process has. Host and
+    /// clock devices number theirs from 0, so each of these takes another one's stream for its own of that number, and
+    /// refuses only numbers that it has not given out. Events of the two are the same.
     ///
     /// # Errors
     /// [`Kind::OsRefused`], [`Kind::Exhausted`].
@@ -235,7 +237,8 @@ pub trait Device: Debug + Send + Sync {
     /// Records `event` at the end of `stream`.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a handle of another device.
+    /// [`Kind::OutOfRange`] for a handle that this device did not give out, as far as it can tell
+    /// ([`Device::stream`]).
     fn record(&self, event: Event, stream: Stream) -> Result<()>;
 
     /// Makes `stream` wait for the last record of `event` that was enqueued before this call.

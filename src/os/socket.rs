@@ -86,7 +86,7 @@ fn send_raw(socket: RawFd, bytes: &[u8], fds: &[RawFd], faults: &dyn Faults) -> 
 ///
 /// # Errors
 /// [`Kind::PeerLost`] if the other end is closed; [`Kind::BadFormat`] for more than one descriptor at a time;
-/// [`Kind::OsRefused`].
+/// [`Kind::OsRefused`], also where this process may open no further file. The bytes and the descriptor are gone then.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8], faults: &dyn Faults) -> Result<Option<Received>> {
     const OPERATION: &str = "receive from a process";
     ask(faults, Call::Receive, "recvmsg").map_err(|refusal| refusal.error(OPERATION))?;
@@ -106,6 +106,11 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8], faults: &dyn Faults) -> Res
     let descriptor = descriptor_in(ancillary);
     if bytes == 0 {
         return Err(Error::new(Kind::PeerLost, OPERATION).at("socket closed by its other end"));
+    }
+    if flags.contains(MsgFlags::MSG_CTRUNC) && descriptor.is_none() {
+        // The system had room for one and gave none: this process has as many open files as it may.
+        let refusal = Refusal { name: "recvmsg", errno: libc::EMFILE };
+        return Err(refusal.error(OPERATION).hint("raise this process's limit of open files (ulimit -n)"));
     }
     if flags.contains(MsgFlags::MSG_CTRUNC) {
         return Err(Error::new(Kind::BadFormat, OPERATION)

@@ -96,13 +96,20 @@ impl Link {
             self.session.tick(self.start.elapsed())?;
             let sent = self.send_waiting();
             // Also after a send that was refused: the other side may have said its end before it closed.
-            if self.receive()? {
-                continue;
+            let learnt = self.receive()?;
+            if learnt && let Some(event) = self.session.event()? {
+                return Ok(Some(event));
             }
-            sent?;
+            if !learnt {
+                sent?;
+            }
+            // Also after it has learnt something: a side that only says that it lives must not hold this one for good.
             let now = self.start.elapsed();
             if now >= until {
                 return Ok(None);
+            }
+            if learnt {
+                continue;
             }
             let (socket, at_most) = (self.awaited(), self.due().min(until.saturating_sub(now)));
             os::wait(&[socket], at_most, &*self.faults)?;
@@ -140,11 +147,13 @@ impl Link {
         match received.transpose() {
             Ok(Some(Some(Received { bytes, descriptor }))) => {
                 let bytes = buffer.get(..bytes).unwrap_or_default();
-                self.session.arrived(bytes, descriptor, self.start.elapsed()).map(|()| true)
+                let arrived = self.session.arrived(bytes, descriptor, self.start.elapsed());
+                arrived.map(|()| true).map_err(|error| self.session.fail(error))
             }
             Ok(_) => Ok(false),
             Err(error) if error.kind() == Kind::PeerLost => self.session.closed().map(|()| true),
-            Err(error) => Err(error),
+            // What the system has dropped never comes again.
+            Err(error) => Err(self.session.fail(error)),
         }
     }
 }

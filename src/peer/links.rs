@@ -1,35 +1,35 @@
 //! The sessions of one process with all others of its group, and how they find each other.
 //!
-//! [`Links::meet`] needs a folder that all of them can write. Each process listens there on a socket that is named
-//! after group and rank, connects to all lower ranks, and takes the connections of all higher ones. So the processes
-//! can start in any order. The sockets are removed when all have met; one that a killed process left behind is
-//! replaced. An engine that has connected its processes already passes the sockets ([`Links::over`]). [`Links::event`]
-//! then serves all sessions from one thread.
+//! [`Links::meet`] needs a folder that all of them can write. Each process takes its rank there, listens on a socket
+//! that is named after group and rank, connects to all lower ranks, and takes the connections of all higher ones. So
+//! the processes can start in any order, and several groups can meet in one folder. The sockets are removed when all
+//! have met; one that a killed process left behind is replaced. An engine that has connected its processes already
+//! passes the sockets ([`Links::over`]). [`Links::event`] then serves all sessions from one thread.
+//!
+//! **States.** A session whose other side dies, or breaks the protocol, is *lost*: [`Links::event`] returns its error
+//! once, and goes on serving the others. [`Links::lost`] has the errors.
 //!
 //! **Costs.** A process that has to wait for lower ranks looks for them a thousand times a second. After that it sleeps
-//! until something arrives or is due.
+//! until something arrives or is due. It keeps what a rank says before all have met, at most 1 MiB and 16 descriptors
+//! of each; a rank that says more is an error.
 //!
-//! **What it does not do.** It takes no process in later: one that died is the error of its session, which names its
-//! rank.
+//! **What it does not do.** It takes no process in later, also not one of a rank that was lost.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::fs;
-use std::io::ErrorKind;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::hello::Hello;
+use super::kept::Kept;
 use super::link::Link;
+use super::seat::{OPERATION, Seat, connected};
 use super::session::{Event, Limits};
 use crate::error::{Error, Kind, Result};
-use crate::os::{self, Faults, io_text};
+use crate::os::{self, Faults};
 use crate::sync::Arc;
-use crate::text::echo;
 
-/// The operation that errors of this file name.
-const OPERATION: &str = "meet the group's processes";
 /// How long a process waits before it looks again for those that have not come yet.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -37,89 +37,39 @@ const PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub struct Links {
     own: Hello,
-    /// By rank.
+    /// By rank; without those that were lost.
     links: BTreeMap<u32, Link>,
-    /// What arrived before all had met.
-    early: VecDeque<(u32, Event<OwnedFd>)>,
+    /// Why the others were lost.
+    lost: BTreeMap<u32, Error>,
+    /// What arrived before all had met; [`Links::event`] returns it first.
+    early: Kept,
+    /// What was received and is to be returned later.
+    aside: Kept,
     /// The rank whose session [`Links::event`] looks at first.
     turn: u32,
     faults: Arc<dyn Faults>,
+    /// This process's rank, as long as the sessions live. Behind them, so that it is given back last.
+    seat: Option<Seat>,
 }
 
-/// A socket that others connect to. Its file is removed with it.
-struct Listener {
-    socket: UnixListener,
-    path: PathBuf,
-}
+/// A connection whose other side has not said hello, and the rank that was connected to, if it was this side that did.
+type Joining = (Option<u32>, Link);
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        // It may be gone with its folder.
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
-fn place(folder: &Path, group: u64, rank: u32) -> PathBuf {
-    folder.join(format!("forebay-{group}-{rank}.sock"))
-}
-
-fn failed<'a>(step: &'static str, path: &'a Path) -> impl Fn(std::io::Error) -> Error + 'a {
-    move |error| {
-        let place = format!("{}: {step}: {}", echo(path.display()), io_text(&error));
-        Error::new(Kind::Io, OPERATION)
-            .at(place)
-            .hint("pass a folder with a short path that every process of the group can write")
-    }
-}
-
-impl Listener {
-    fn new(path: PathBuf, own: &Hello) -> Result<Listener> {
-        let bound = match UnixListener::bind(&path) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse => {
-                if UnixStream::connect(&path).is_ok() {
-                    return Err(Error::new(Kind::Busy, OPERATION)
-                        .at("a second process of this rank")
-                        .with("rank", own.rank)
-                        .with("group", own.group)
-                        .hint("give each process of a group a rank of its own"));
-                }
-                fs::remove_file(&path).map_err(failed("remove a socket that was left behind", &path))?;
-                UnixListener::bind(&path)
-            }
-            bound => bound,
-        };
-        let socket = bound.map_err(failed("listen", &path))?;
-        socket.set_nonblocking(true).map_err(failed("listen", &path))?;
-        Ok(Listener { socket, path })
-    }
-
-    /// The next process that has connected.
-    fn next(&self) -> Result<Option<UnixStream>> {
-        match self.socket.accept() {
-            Ok((socket, _)) => Ok(Some(socket)),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
-            Err(error) => Err(failed("accept", &self.path)(error)),
-        }
-    }
-}
-
-/// A connection to the process at `path`, if it listens.
-fn connected(path: &Path) -> Result<Option<UnixStream>> {
-    match UnixStream::connect(path) {
-        Ok(socket) => Ok(Some(socket)),
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => Ok(None),
-        Err(error) => Err(failed("connect", path)(error)),
-    }
+/// The error with its rank.
+fn of_rank(error: Error, rank: u32) -> Error {
+    if error.number("rank").is_some() { error } else { error.with("rank", rank) }
 }
 
 impl Links {
     /// Meets the other `own.ranks - 1` processes of the group in `folder`. Blocks until all hellos have been accepted,
-    /// for at most [`Limits::hello`].
+    /// for at most [`Limits::hello`]: ranks fill their weights before they meet, so set it to how far apart they may
+    /// be done. This process keeps its rank in that folder until the sessions are dropped.
     ///
     /// # Errors
     /// [`Kind::TimedOut`] with the lowest rank that did not come; [`Kind::Busy`] for a second process of this rank;
-    /// [`Kind::Io`] for a folder that takes no socket; those of [`Link::new`] and [`Link::event`], such as
-    /// [`Kind::InvalidConfig`] for a process with another plan, with its rank.
+    /// [`Kind::Io`] for a folder that takes no lock or no socket; those of [`Link::new`] and [`Link::event`], such as
+    /// [`Kind::InvalidConfig`] for a process with another plan; [`Kind::Exhausted`] for a rank that says more than can
+    /// be kept until all have met. They name the rank, or the process if it has connected without a hello.
     pub fn meet(
         folder: impl AsRef<Path>,
         own: Hello,
@@ -128,27 +78,32 @@ impl Links {
     ) -> Result<Links> {
         own.check()?;
         let folder = folder.as_ref();
-        let listener = Listener::new(place(folder, own.group, own.rank), &own)?;
+        let seat = Seat::take(folder, &own)?;
+        let listener = seat.listen(folder, &own)?;
         let mut lower: Vec<u32> = (0..own.rank).collect();
-        Links::joined(own, limits, faults, || {
+        let connections = || {
             let mut sockets = Vec::new();
             for rank in std::mem::take(&mut lower) {
-                match connected(&place(folder, own.group, rank))? {
-                    Some(socket) => sockets.push(socket),
+                match connected(folder, own.group, rank)? {
+                    Some(socket) => sockets.push((Some(rank), socket)),
                     None => lower.push(rank),
                 }
             }
             while let Some(socket) = listener.next()? {
-                sockets.push(socket);
+                sockets.push((None, socket));
             }
             Ok(sockets)
-        })
+        };
+        let hint = "start all ranks of the group with the same folder";
+        let mut links = Links::joined(own, limits, faults, hint, connections)?;
+        links.seat = Some(seat);
+        Ok(links)
     }
 
     /// The same over sockets that the caller has connected, one to each other process of the group, in any order.
     ///
     /// # Errors
-    /// As [`Links::meet`].
+    /// [`Kind::InvalidConfig`] for another number of sockets; otherwise as [`Links::meet`].
     pub fn over(
         sockets: Vec<UnixStream>,
         own: Hello,
@@ -156,8 +111,17 @@ impl Links {
         faults: Arc<dyn Faults>,
     ) -> Result<Links> {
         own.check()?;
-        let mut sockets = Some(sockets);
-        Links::joined(own, limits, faults, || Ok(sockets.take().unwrap_or_default()))
+        if sockets.len() as u64 + 1 != u64::from(own.ranks) {
+            return Err(Error::new(Kind::InvalidConfig, OPERATION)
+                .at("sockets")
+                .with("sockets", sockets.len() as u64)
+                .with("rank", own.rank)
+                .with("ranks", own.ranks)
+                .hint("pass one socket to each other process of the group"));
+        }
+        let mut sockets = Some(sockets.into_iter().map(|socket| (None, socket)).collect());
+        let hint = "see what that rank waits for, or allow more time";
+        Links::joined(own, limits, faults, hint, || Ok(sockets.take().unwrap_or_default()))
     }
 
     /// Takes connections until all ranks have said hello.
@@ -165,14 +129,31 @@ impl Links {
         own: Hello,
         limits: Limits,
         faults: Arc<dyn Faults>,
-        mut connections: impl FnMut() -> Result<Vec<UnixStream>>,
+        hint: &'static str,
+        mut connections: impl FnMut() -> Result<Vec<(Option<u32>, UnixStream)>>,
     ) -> Result<Links> {
         let start = Instant::now();
-        let mut links = Links { own, links: BTreeMap::new(), early: VecDeque::new(), turn: 0, faults };
-        let mut joining: Vec<Link> = Vec::new();
+        let mut links = Links {
+            own,
+            links: BTreeMap::new(),
+            lost: BTreeMap::new(),
+            early: Kept::default(),
+            aside: Kept::default(),
+            turn: 0,
+            faults,
+            seat: None,
+        };
+        // One deadline for all, which names the rank; a session by itself does not know whose hello is missing.
+        let session = Limits { hello: Duration::MAX, ..limits };
+        let mut joining: Vec<Joining> = Vec::new();
         loop {
-            for socket in connections()? {
-                joining.push(Link::new(socket, own, limits, Arc::clone(&links.faults))?);
+            for (rank, socket) in connections()? {
+                let link = Link::new(socket, own, session, Arc::clone(&links.faults));
+                let link = link.map_err(|error| match rank {
+                    Some(rank) => of_rank(error, rank),
+                    None => error,
+                })?;
+                joining.push((rank, link));
             }
             joining = links.greet(joining)?;
             links.early()?;
@@ -183,18 +164,23 @@ impl Links {
                     .with("rank", missing)
                     .with("ranks", own.ranks)
                     .with("group", own.group)
-                    .hint("start all ranks of the group with the same folder"));
+                    .hint(hint));
             }
-            let sockets: Vec<_> = joining.iter().map(Link::awaited).collect();
+            let sockets: Vec<_> = joining.iter().map(|(_, link)| link.awaited()).collect();
             os::wait(&sockets, PAUSE, &*links.faults)?;
         }
     }
 
     /// Takes those into the group whose hello has arrived, and returns the others.
-    fn greet(&mut self, joining: Vec<Link>) -> Result<Vec<Link>> {
+    fn greet(&mut self, joining: Vec<Joining>) -> Result<Vec<Joining>> {
         let mut waiting = Vec::new();
-        for mut link in joining {
-            match link.event(Duration::ZERO)? {
+        for (rank, mut link) in joining {
+            let event = link.event(Duration::ZERO).map_err(|error| match rank {
+                Some(rank) => of_rank(error, rank),
+                None if error.number("rank").is_some() => error,
+                None => error.with("process", link.credentials().process.unsigned_abs()),
+            })?;
+            match event {
                 // A session's first event is the hello.
                 Some(Event::Hello(theirs)) => {
                     if self.links.insert(theirs.rank, link).is_some() {
@@ -205,7 +191,7 @@ impl Links {
                             .hint("give each process of a group a rank of its own"));
                     }
                 }
-                _ => waiting.push(link),
+                _ => waiting.push((rank, link)),
             }
         }
         Ok(waiting)
@@ -214,8 +200,8 @@ impl Links {
     /// Keeps the sessions alive while others are missing, and what they say.
     fn early(&mut self) -> Result<()> {
         for (rank, link) in &mut self.links {
-            while let Some(event) = link.event(Duration::ZERO)? {
-                self.early.push_back((*rank, event));
+            while let Some(event) = link.event(Duration::ZERO).map_err(|error| of_rank(error, *rank))? {
+                self.early.push(*rank, event)?;
             }
         }
         Ok(())
@@ -231,65 +217,99 @@ impl Links {
         &self.own
     }
 
-    /// The session with `rank`; none for one's own rank and for those that the group does not have.
+    /// The session with `rank`; none for one's own rank, for those that the group does not have, and for lost ones.
     pub fn link(&self, rank: u32) -> Option<&Link> {
         self.links.get(&rank)
+    }
+
+    /// The ranks whose sessions have failed, and why, in the order of ranks. [`Links::event`] has returned each of
+    /// these errors once.
+    pub fn lost(&self) -> impl Iterator<Item = (u32, &Error)> {
+        self.lost.iter().map(|(rank, error)| (*rank, error))
+    }
+
+    /// Ends the session with a rank that failed. The other side finds the connection closed.
+    fn lose(&mut self, rank: u32, error: Error) -> Error {
+        let error = of_rank(error, rank);
+        self.links.remove(&rank);
+        self.lost.insert(rank, error.clone());
+        error
     }
 
     /// Queues a message for `rank`, as [`Link::send`].
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for one's own rank and for one that the group does not have; those of [`Link::send`].
+    /// [`Kind::OutOfRange`] for one's own rank and for one that the group does not have; the error of a lost rank;
+    /// those of [`Link::send`]. All name the rank.
     pub fn send(&mut self, rank: u32, message: &[u8], descriptor: Option<OwnedFd>) -> Result<()> {
-        let link = self.links.get_mut(&rank).ok_or_else(|| {
-            Error::new(Kind::OutOfRange, "send to a rank").with("rank", rank).with("ranks", self.own.ranks)
-        })?;
-        link.send(message, descriptor)
+        let none = || {
+            let unknown = Error::new(Kind::OutOfRange, "send to a rank").with("rank", rank);
+            self.lost.get(&rank).cloned().unwrap_or(unknown.with("ranks", self.own.ranks))
+        };
+        let link = self.links.get_mut(&rank).ok_or_else(none)?;
+        link.send(message, descriptor).map_err(|error| of_rank(error, rank))
     }
 
     /// Queues this side's end in every session.
     ///
     /// # Errors
-    /// As [`Link::end`].
+    /// As [`Link::end`], with the rank.
     pub fn end(&mut self) -> Result<()> {
-        self.links.values_mut().try_for_each(Link::end)
+        self.links.iter_mut().try_for_each(|(rank, link)| link.end().map_err(|error| of_rank(error, *rank)))
     }
 
-    /// Whether every session is over.
+    /// Whether every session is over, or was lost.
     pub fn is_over(&self) -> bool {
         self.links.values().all(Link::is_over)
     }
 
-    /// Sends what was queued. [`Links::event`] then returns `before` first, and what arrived meanwhile.
+    /// Keeps an event that [`Links::event`] has returned, until [`Links::put_back`].
     ///
     /// # Errors
-    /// [`Kind::TimedOut`] after `at_most`; those of [`Links::event`].
-    pub(crate) fn flush(&mut self, at_most: Duration, before: Vec<(u32, Event<OwnedFd>)>) -> Result<()> {
+    /// [`Kind::Exhausted`] for a rank of which too much is kept; it is lost then.
+    pub(crate) fn set_aside(&mut self, rank: u32, event: Event<OwnedFd>) -> Result<()> {
+        self.aside.push(rank, event).map_err(|error| self.lose(rank, error))
+    }
+
+    /// Lets [`Links::event`] return first what was set aside.
+    pub(crate) fn put_back(&mut self) {
+        self.early.prepend(std::mem::take(&mut self.aside));
+    }
+
+    /// Sends what was queued, and sets aside what arrives meanwhile.
+    ///
+    /// # Errors
+    /// [`Kind::TimedOut`] after `at_most`, with the rank that takes nothing; those of [`Links::event`] and
+    /// [`Links::set_aside`].
+    pub(crate) fn flush(&mut self, at_most: Duration) -> Result<()> {
         let start = Instant::now();
-        let mut arrived = VecDeque::from(before);
-        while !self.is_sent() {
+        while let Some(rank) = self.unsent() {
             let left = at_most.saturating_sub(start.elapsed());
             if left.is_zero() {
-                return Err(Error::new(Kind::TimedOut, "send to a rank").at("a rank that takes no messages"));
+                let error = Error::new(Kind::TimedOut, "send to a rank").at("a rank that takes no messages");
+                return Err(error.with("rank", rank));
             }
-            arrived.extend(self.event(left.min(PAUSE))?);
+            if let Some((rank, event)) = self.event(left.min(PAUSE))? {
+                self.set_aside(rank, event)?;
+            }
         }
-        self.early.extend(arrived);
         Ok(())
     }
 
-    /// Whether everything that was queued has been sent.
-    fn is_sent(&self) -> bool {
-        self.links.values().all(|link| !link.awaited().1)
+    /// A rank for which something waits to be sent.
+    fn unsent(&self) -> Option<u32> {
+        self.links.iter().find(|(_, link)| link.awaited().1).map(|(rank, _)| *rank)
     }
 
-    /// The next event of any session, with its rank; `None` if there is none for `at_most`, or if all are over. Call it
-    /// as often as [`Link::event`].
+    /// The next event of any session, with its rank; `None` if there is none for `at_most`, or if all are over or lost.
+    /// Call it as often as [`Link::event`].
     ///
     /// # Errors
-    /// Those of [`Link::event`]; they are final for that session and name its rank.
+    /// Those of [`Link::event`], with the rank. Such a session is lost: its error is returned once and stays in
+    /// [`Links::lost`], its connection is closed, and later calls serve the others. [`Kind::OsRefused`] and
+    /// [`Kind::OutOfMemory`] without a rank from waiting for all; no session is lost then.
     pub fn event(&mut self, at_most: Duration) -> Result<Option<(u32, Event<OwnedFd>)>> {
-        if let Some(event) = self.early.pop_front() {
+        if let Some(event) = self.early.pop() {
             return Ok(Some(event));
         }
         let start = Instant::now();
@@ -298,10 +318,13 @@ impl Links {
             let (before, from): (Vec<u32>, Vec<u32>) = self.links.keys().partition(|rank| **rank < self.turn);
             for rank in from.into_iter().chain(before) {
                 let Some(link) = self.links.get_mut(&rank) else { continue };
-                if let Some(event) = link.event(Duration::ZERO)? {
-                    self.turn = rank + 1;
-                    return Ok(Some((rank, event)));
-                }
+                let event = match link.event(Duration::ZERO) {
+                    Ok(None) => continue,
+                    Ok(Some(event)) => Ok(Some((rank, event))),
+                    Err(error) => Err(self.lose(rank, error)),
+                };
+                self.turn = rank + 1;
+                return event;
             }
             let left = at_most.saturating_sub(start.elapsed());
             let open: Vec<&Link> = self.links.values().filter(|link| !link.is_over()).collect();

@@ -23,15 +23,15 @@
 //!
 //! **States.** Each side sends its hello at once and may send messages once it has accepted the other's. It sends
 //! "alive" when it has sent nothing else for [`Limits::interval`]. A side that hears nothing for [`Limits::lost`] holds
-//! the other for lost. "End" is a side's last frame; the session is over when both have sent it. A connection that
-//! closes before is a lost peer.
+//! the other for lost. "End" is a side's last frame, and owes no sign of life after it; the other side goes on giving
+//! its own until it ends too. The session is over when both have ended. A connection that closes before is a lost peer.
 //!
 //! **Errors of the other side are final**: every later call returns the same error, and the descriptors that the
 //! session held are closed. Errors of the caller, such as a message that is too long, change nothing.
 //!
 //! **Costs.** Memory does not depend on what the other side claims: an unfinished frame takes as many bytes as have
 //! arrived of it, at most [`FRAME_MAX`], and at most [`DESCRIPTORS_MAX`] descriptors wait for their frames. Frames to
-//! send take at most [`Limits::queue`] bytes.
+//! send take at most [`Limits::queue`] bytes. Messages that [`Links`] have to keep for later have a bound as well.
 //!
 //! **What it does not do.** It starts no thread, and does not protect against the user's own
 //! processes: a socket's file mode does, and [`Link::new`] refuses other users' processes. It neither reads messages
@@ -39,8 +39,10 @@
 
 mod frame;
 mod hello;
+mod kept;
 mod link;
 mod links;
+mod seat;
 mod session;
 
 pub use frame::{FRAME_MAX, MESSAGE_MAX};

@@ -24,7 +24,7 @@ const OPERATION: &str = "peer session";
 /// The times and the memory of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// How long the other side may take for its hello.
+    /// How long the other side may take for its hello; in [`super::Links`], how long all of the group may take.
     pub hello: Duration,
     /// After how long without a frame of its own a side sends that it is alive.
     pub interval: Duration,
@@ -35,10 +35,11 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 30 s for the hello, "alive" every second, lost after 10, a queue of 1 MiB.
+    /// 10 minutes for the hello, "alive" every second, lost after 10, a queue of 1 MiB. Ranks meet when each has filled
+    /// its weights, so the slowest storage decides how long the first one waits.
     fn default() -> Limits {
         let seconds = Duration::from_secs;
-        Limits { hello: seconds(30), interval: seconds(1), lost: seconds(10), queue: 1 << 20 }
+        Limits { hello: seconds(600), interval: seconds(1), lost: seconds(10), queue: 1 << 20 }
     }
 }
 
@@ -334,14 +335,13 @@ impl<D> Session<D> {
     /// [`Kind::TimedOut`] if no hello came in time; [`Kind::PeerLost`] if nothing else did. Both are final.
     pub fn tick(&mut self, now: Duration) -> Result<()> {
         self.sound()?;
-        if self.their_end {
-            return Ok(());
-        }
-        if self.theirs.is_none() && now >= self.begun.saturating_add(self.limits.hello) {
+        // A side that has ended owes no further sign of life, but still waits for this side's.
+        let owed = !self.their_end;
+        if owed && self.theirs.is_none() && now >= self.begun.saturating_add(self.limits.hello) {
             let error = Error::new(Kind::TimedOut, OPERATION).at("the other side's hello");
             return Err(self.fail(error.with("milliseconds", milliseconds(self.limits.hello))));
         }
-        if self.theirs.is_some() && now >= self.heard.saturating_add(self.limits.lost) {
+        if owed && self.theirs.is_some() && now >= self.heard.saturating_add(self.limits.lost) {
             let error = self.lost("no sign of life").with("milliseconds", milliseconds(self.limits.lost));
             return Err(self.fail(error));
         }
@@ -353,17 +353,17 @@ impl<D> Session<D> {
 
     /// When [`Session::tick`] is due next, if nothing arrives and nothing is sent; `None` if it need not be called.
     pub fn due(&self) -> Option<Duration> {
-        if self.failure.is_some() || self.their_end {
+        if self.failure.is_some() {
             return None;
         }
         let deadline = match self.theirs {
-            None => self.begun.saturating_add(self.limits.hello),
-            Some(_) => self.heard.saturating_add(self.limits.lost),
+            _ if self.their_end => None,
+            None => Some(self.begun.saturating_add(self.limits.hello)),
+            Some(_) => Some(self.heard.saturating_add(self.limits.lost)),
         };
-        match self.waiting.is_empty() && !self.own_end {
-            true => Some(deadline.min(self.said.saturating_add(self.limits.interval))),
-            false => Some(deadline),
-        }
+        let silent = self.waiting.is_empty() && !self.own_end;
+        let alive = silent.then(|| self.said.saturating_add(self.limits.interval));
+        deadline.into_iter().chain(alive).min()
     }
 
     fn lost(&self, place: &'static str) -> Error {
@@ -379,7 +379,7 @@ impl<D> Session<D> {
     }
 
     /// Ends the session with an error, and drops what it held.
-    fn fail(&mut self, error: Error) -> Error {
+    pub(super) fn fail(&mut self, error: Error) -> Error {
         self.failure = Some(error.clone());
         (self.arrived, self.read, self.queued) = (Vec::new(), 0, 0);
         self.descriptors.clear();

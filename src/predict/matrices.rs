@@ -21,37 +21,7 @@
 //! **Division.** Tensor parallelism divides the rows of a matrix or its columns, whichever its layer's split needs, and
 //! rounds up. Experts are not divided: each GPU has some of them whole.
 
-use serde::{Deserialize, Serialize};
-
-use super::model::Dims;
-
-/// The format of the linear layers' weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum WeightDtype {
-    /// 8-bit floats, scaled in blocks of 128 x 128: the published checkpoints' own.
-    #[default]
-    Fp8,
-    /// 16-bit floats.
-    Bf16,
-    /// 8-bit integers, scaled by output channel.
-    Int8,
-    /// 4-bit integers, scaled in groups of 128.
-    Int4,
-    /// 4-bit floats, scaled in groups of 16.
-    Nvfp4,
-}
-
-impl WeightDtype {
-    /// Bytes of `values` values, without scales.
-    pub const fn bytes_of(self, values: u64) -> u64 {
-        match self {
-            WeightDtype::Fp8 | WeightDtype::Int8 => values,
-            WeightDtype::Bf16 => 2 * values,
-            WeightDtype::Int4 | WeightDtype::Nvfp4 => values.div_ceil(2),
-        }
-    }
-}
+use super::model::{Dims, WeightDtype};
 
 /// The part of a model that a weight belongs to. A draft layer's weights belong to the same modules as any layer's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

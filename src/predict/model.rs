@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::matrices::WeightDtype;
 use super::{finite, positive, within, wrong};
 use crate::error::Result;
 use crate::geometry::{Geometry, Shape};
@@ -84,6 +83,34 @@ impl Dims {
             "glm-5" => Some(Dims::GLM_5),
             "glm-5.2" | "glm-5.3" => Some(Dims::GLM_5_2),
             _ => None,
+        }
+    }
+}
+
+/// The format of the linear layers' weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WeightDtype {
+    /// 8-bit floats, scaled in blocks of 128 x 128: the published checkpoints' own.
+    #[default]
+    Fp8,
+    /// 16-bit floats.
+    Bf16,
+    /// 8-bit integers, scaled by output channel.
+    Int8,
+    /// 4-bit integers, scaled in groups of 128.
+    Int4,
+    /// 4-bit floats, scaled in groups of 16.
+    Nvfp4,
+}
+
+impl WeightDtype {
+    /// Bytes of `values` values, without scales.
+    pub const fn bytes_of(self, values: u64) -> u64 {
+        match self {
+            WeightDtype::Fp8 | WeightDtype::Int8 => values,
+            WeightDtype::Bf16 => 2 * values,
+            WeightDtype::Int4 | WeightDtype::Nvfp4 => values.div_ceil(2),
         }
     }
 }

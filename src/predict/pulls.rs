@@ -19,10 +19,11 @@
 //!
 //! **From one step to the next** ([`Wrap`]) the first layer of each buffer is pulled too. A captured graph has to join
 //! these pulls before it ends, or they are launched behind it. Then every step begins with its first layers there, so
-//! one step is as any other. Without a graph the next step's layers wait themselves, and steps differ until they settle.
+//! one step is as any other. Without a graph the next step's layers wait themselves, and steps differ until they
+//! settle.
 //!
-//! **What it does not know**: the launches of pulls and waits, and ranks that are not at the same layer. A pull needs no
-//! other rank to be anywhere, so ranks that drift apart slow nobody.
+//! **What it does not know**: the launches of pulls and waits, and ranks that are not at the same layer. A pull needs
+//! no other rank to be anywhere, so ranks that drift apart do not slow each other.
 
 use std::collections::VecDeque;
 
@@ -263,14 +264,15 @@ pub fn better(ring: &Ring) -> (Wrap, Exposed) {
 /// and 1 are there, and `U(0) = 0`.
 ///
 /// *The link is fast enough*, `p <= L`. The pull after layer `l`'s use begins at once, since the one before began `L`
-/// earlier. It ends at `U(l) + u + p`, and its layer is due at `U(l) + 2L`, later by `L - p + r`. So no layer waits. The
-/// last pull begins with `r` of the last layer left: a graph that joins it, with a tail of `t`, waits `p - r - t`, if
-/// that is above 0.
+/// earlier. It ends at `U(l) + u + p`, and its layer is due at `U(l) + 2L`, later by `L - p + r`. So no layer waits.
+/// The last pull begins with `r` of the last layer left: a graph that joins it, with a tail of `t`, waits `p - r - t`,
+/// if that is above 0.
 ///
-/// *The link is too slow*, `p > L`. From the end of the first use on it never rests: pull `k` (of layer `k + 2`) ends at
-/// `u + (k + 1) p`. So layer `l` begins at the later of `l L` and `u + (l - 1) p`, and all waits up to the last layer,
-/// `n - 1`, are `u + (n - 2) p - (n - 1) L = (n - 2)(p - L) - r`, if that is above 0. The last pull ends at `u + n p`, so
-/// that a graph that joins it takes `n (p - L) + L - r - t` longer than its works, or as long as its layers waited.
+/// *The link is too slow*, `p > L`. From the end of the first use on it never rests: pull `k` (of layer `k + 2`) ends
+/// at `u + (k + 1) p`. So layer `l` begins at the later of `l L` and `u + (l - 1) p`, and all waits up to the last
+/// layer, `n - 1`, are `u + (n - 2) p - (n - 1) L = (n - 2)(p - L) - r`, if that is above 0. The last pull ends at `u +
+/// n p`, so that a graph that joins it takes `n (p - L) + L - r - t` longer than its works, or as long as its layers
+/// waited.
 ///
 /// Both cases in one, with `d = max(0, p - L)` and `w = max(0, (n - 2) d - r)`:
 ///

@@ -5,8 +5,7 @@
 //! the last one. It is a bound with fractions of peaks, not a measurement.
 
 use super::cost::Load;
-use super::matrices::WeightDtype;
-use super::model::{Deployment, Dims, Gpu};
+use super::model::{Deployment, Dims, Gpu, WeightDtype};
 use super::setup::Term;
 
 /// The model, the GPU and the deployment of a roofline.
@@ -180,8 +179,8 @@ impl Roofline {
         (work, output / over * self.value() + up * BF16)
     }
 
-    /// Routed experts of this GPU, shared experts: microseconds of their operations, and bytes. If `over` GPUs divide the
-    /// shared ones, each has its part of them, and its columns of all their tokens.
+    /// Routed experts of this GPU, shared experts: microseconds of their operations, and bytes. If `over` GPUs divide
+    /// the shared ones, each has its part of them, and its columns of all their tokens.
     fn experts(&self, tokens: f64, over: f64) -> (f64, f64) {
         let (visited, shared) = (f64::from(self.dims.experts_per_token), f64::from(self.dims.shared_experts));
         let work = 2.0 * tokens * (visited + shared) * self.expert() / self.products();

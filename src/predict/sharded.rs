@@ -6,20 +6,22 @@
 //! - **sharded**: ranks pull each other's parts ([`Plan`]), and a step waits as [`pulls`](super::pulls) says;
 //! - **by heads**: one node's GPUs divide attention by heads. Each has a part of the weights, and the cache of all
 //!   sequences; each layer has two all-reduces and no exchange. Priced where a roofline has all costs, on one node;
-//! - **activations move**: the output projection is divided over the same ranks by its columns. Each rank sends the heads'
-//!   values of its tokens and gets partial results: few bytes, but two collectives in each layer, which all ranks have to
-//!   reach, on the critical path.
+//! - **activations move**: the output projection is divided over the same ranks by its columns. Each rank sends the
+//!   heads' values of its tokens and gets partial results: few bytes, but two collectives in each layer, which all
+//!   ranks have to reach, on the critical path.
 //!
-//! **A layer's time** is the sum of its works on the setup, as the simulator has it without misses. It is divided at the
-//! end of the output projection, at which a window's use ends. Of a measured [`Term::Rest`] that is the share that the
-//! roofline has there. With two micro-batches the second one ends the use.
+//! **A layer's time** is the sum of its works on the setup, as the simulator has it without misses. It is divided at
+//! the end of the output projection, at which a window's use ends. Of a measured [`Term::Rest`] that is the share that
+//! the roofline has there. With two micro-batches the second one ends the use.
 //!
 //! **A pull's time** is its bytes, in whole granules, over the rate of the link between GPUs
 //! ([`nvlink_gb_s`](super::model::Deployment::nvlink_gb_s)), which it leaves to the engine's collectives first: their
-//! bytes in this node count as bytes of the pull. From the host it is the rate of copies up, which nothing else uses here.
+//! bytes in this node count as bytes of the pull. From the host it is the rate of copies up, which nothing else uses
+//! here.
 //!
-//! **Memory.** A pull writes its bytes, and other ranks read as many. Where the memory's bandwidth bounds a work, by the
-//! roofline, this delays it: such a part of a layer gets that part of the traffic's time. Other works have bandwidth left.
+//! **Memory.** A pull writes its bytes, and other ranks read as many. Where the memory's bandwidth bounds a work, by
+//! the roofline, this delays it: such a part of a layer gets that part of the traffic's time. Other works have
+//! bandwidth left.
 //!
 //! **What it does not know**: launches, incast of many ranks at one, ranks that drift apart, and a larger batch's
 //! imbalance. A roofline's layer is a bound, so on a roofline's setup more time is exposed than in an engine that is
@@ -33,8 +35,8 @@ use super::setup::{Costs, Setup, Term};
 use crate::error::{Error, Kind, Result};
 use crate::weights::{LayerPlan, Place, Plan, Source};
 
-/// Microseconds that two collectives of a layer take, beside their bytes: 1.5 ms of a step of 61 layers, published for a
-/// tensor-parallel output projection (vllm-ascend, DeepSeek-R1 in W8A8, 32 ranks in groups of 8).
+/// Microseconds that two collectives of a layer take, beside their bytes: 1.5 ms of a step of 61 layers, published for
+/// a tensor-parallel output projection (vllm-ascend, DeepSeek-R1 in W8A8, 32 ranks in groups of 8).
 pub const COLLECTIVES_US: f64 = 1_500.0 / 61.0;
 
 /// The least gain in tokens a second that is worth the trouble: as for offload.
@@ -242,8 +244,8 @@ impl<'a> Asked<'a> {
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] for a setup without the rate of a GPU's neighbours if parts come from them, and for more
-    /// ranks than a node has; [`Kind::OutOfRange`] for a batch or context that the setup's costs do not reach; errors of
-    /// [`plan`], except that something does not fit.
+    /// ranks than a node has; [`Kind::OutOfRange`] for a batch or context that the setup's costs do not reach; errors
+    /// of [`plan`], except that something does not fit.
     pub fn compare(&self) -> Result<Compared> {
         let rate = rate(self.setup, self.plan)?;
         let resident = self.most(self.unsharded)?.map(|batch| self.resident(batch)).transpose()?;

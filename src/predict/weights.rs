@@ -20,9 +20,10 @@
 
 use serde::Deserialize;
 
+pub use super::matrices::Module;
 use super::matrices::{self, Matrix};
-pub use super::matrices::{Module, WeightDtype};
 use super::model::Dims;
+pub use super::model::WeightDtype;
 use super::setup::Setup;
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, Shape};

@@ -127,10 +127,15 @@ impl Files {
 impl Windows {
     /// Fills all windows from files, in which each tensor has the plan's name. Blocks until the bytes are there.
     ///
+    /// Names and lengths are all that is compared. Files of another model with the same ones are taken for this one's
+    /// (DeepSeek-V3 and R1 have the same), so which checkpoint it is belongs into the digest that the caller gives to
+    /// [`Windows::hello`].
+    ///
     /// # Errors
     /// [`Kind::BadFormat`] for a tensor that no file has, or that is of other bytes there, with layer and tensor,
     /// before anything is filled; for a file that is cut off meanwhile; [`Kind::Io`] with the path;
-    /// [`Kind::InvalidState`] once the parts were shared; those of [`crate::device::Device::copy`].
+    /// [`Kind::InvalidState`] once the parts were shared; those of [`crate::device::Device::copy`]. The layer at which
+    /// it failed counts as not filled then, and the layers before it as filled from the files.
     pub fn fill_from(&mut self, files: &Files, stream: Stream) -> Result<()> {
         let layers: Vec<_> = self.plan().layers().to_vec();
         for plan in &layers {
@@ -145,6 +150,9 @@ impl Windows {
         for (ordinal, plan) in layers.iter().enumerate() {
             let (_, window) = self.at(ordinal)?;
             let (pages, slice) = (window.stored.pages.clone(), window.stored.slice);
+            let tensors = 0..plan.layout.tensors().len();
+            // From its first copy on until its last the layer is neither the old one nor the new one.
+            tensors.clone().for_each(|tensor| self.note_filled(ordinal, tensor, false));
             for (begin, part) in chunks(&pages, slice, grain, staged.bytes())? {
                 for tensor in plan.layout.tensors() {
                     let Some(place) = within(tensor, &(begin..begin + part.bytes())) else { continue };
@@ -157,7 +165,7 @@ impl Windows {
                 device.copy(stream, staged.part(0, part.bytes())?, part)?;
                 self.staging.drain(&*device, stream)?;
             }
-            (0..plan.layout.tensors().len()).for_each(|tensor| self.note_filled(ordinal, tensor));
+            tensors.for_each(|tensor| self.note_filled(ordinal, tensor, true));
         }
         Ok(())
     }

@@ -50,9 +50,12 @@ impl Windows {
     /// uses it. `from` must stay as it is until the copy has run. A GPU copies from registered host memory in words of
     /// 4 bytes, so a tensor that does not begin and end on words comes from device memory.
     ///
+    /// The tensor counts as filled when its copy is enqueued. [`Windows::hello`] waits for one stream alone: a caller
+    /// that fills on others has ordered that stream behind them, or digest and peers get bytes that have not arrived.
+    ///
     /// # Errors
     /// [`Kind::OutOfRange`] for a layer or tensor that was not chosen, and for memory of another length or device;
-    /// [`Kind::InvalidState`] once the parts were shared.
+    /// [`Kind::InvalidState`] once the parts were shared. A tensor whose copy was refused counts as not filled.
     pub fn fill(&mut self, layer: usize, name: &str, from: Slice, stream: Stream) -> Result<()> {
         self.changeable(layer)?;
         let ordinal = self.ordinal(layer)?;
@@ -71,9 +74,10 @@ impl Windows {
             let bytes = own.end - own.start;
             let (from, to) =
                 (from.part(own.start - placed.offset, bytes)?, slice.part(own.start - first, bytes)?);
+            self.note_filled(ordinal, index, false);
             self.device.copy(stream, from, to).map_err(|error| error.with("layer", layer as u64))?;
         }
-        self.note_filled(ordinal, index);
+        self.note_filled(ordinal, index, true);
         Ok(())
     }
 
@@ -87,11 +91,12 @@ impl Windows {
         }
     }
 
-    pub(super) fn note_filled(&mut self, ordinal: usize, tensor: usize) {
+    /// Notes whether a tensor is filled. Its bytes are others than before in any case, or may be.
+    pub(super) fn note_filled(&mut self, ordinal: usize, tensor: usize, is: bool) {
         self.content = None;
         let window = self.windows.get_mut(ordinal);
         if let Some(filled) = window.and_then(|window| window.filled.get_mut(tensor)) {
-            *filled = true;
+            *filled = is;
         }
     }
 
@@ -102,7 +107,11 @@ impl Windows {
     }
 
     /// What this rank says first to the others: its place in the group, the digests of plan and content, and
-    /// `geometry`, the caller's digest of its model. Blocks until `stream` has run and the content is read.
+    /// `geometry`, the caller's digest of its model. Blocks until `stream` has run and the content is read; fills on
+    /// other streams must have run before.
+    ///
+    /// Ranks that fill from different checkpoints of one shape (DeepSeek-V3 and R1 have the same names and sizes) find
+    /// each other out only by `geometry`: let it cover what the checkpoint is, such as the hashes of its files.
     ///
     /// # Errors
     /// [`Kind::InvalidState`] for a layer that was not filled, with the tensor; those of
@@ -111,7 +120,7 @@ impl Windows {
         let group = self.plan.group();
         let (_, content) = self.contents(stream)?;
         Ok(Hello {
-            group: u64::from(group.id),
+            group: group.id,
             rank: group.rank,
             ranks: group.ranks,
             geometry,
@@ -165,29 +174,40 @@ impl Windows {
         Ok(*hash.finalize().as_bytes())
     }
 
-    /// Reads the parts that the other ranks gave, and compares them with what these ranks say that they filled. Blocks.
+    /// Reads the parts that the other ranks gave, and compares them with what these ranks say that they filled. Blocks
+    /// for as long as reading all of them takes, seconds for a model, and serves no session meanwhile: within
+    /// [`crate::peer::Limits::lost`] the other ranks hold this one for lost. Where that may take too long, verify layer
+    /// by layer ([`Windows::verify_layer`]).
     ///
     /// # Errors
-    /// [`Kind::Corrupt`] with rank and layer; [`Kind::InvalidState`] for a layer whose parts are missing; those of
-    /// [`crate::device::Device::copy`].
+    /// As [`Windows::verify_layer`].
     pub fn verify(&mut self, stream: Stream) -> Result<()> {
-        for ordinal in self.sharded() {
-            let (plan, window) = self.at(ordinal)?;
-            self.layer(plan.layer)?;
-            let (plan, parts, digests) = (plan.clone(), window.parts.clone(), window.digests.clone());
-            for rank in self.others(&plan) {
-                let (part, said) = (parts.get(rank as usize), digests.get(rank as usize));
-                let (part, said) = (part.copied().flatten(), said.copied().flatten());
-                let found = self.digest(&plan, &plan.cut.part(rank), part, stream)?;
-                if said != Some(found) {
-                    return Err(refused(
-                        Kind::Corrupt,
-                        plan.layer,
-                        "another rank's part is not what it filled",
-                    )
+        let layers: Vec<usize> = self.plan().layers().iter().map(|plan| plan.layer).collect();
+        layers.into_iter().try_for_each(|layer| self.verify_layer(layer, stream))
+    }
+
+    /// As [`Windows::verify`], one layer, so that the caller can serve its sessions between two of them
+    /// ([`crate::peer::Links::event`]). Nothing is read of a layer that the plan keeps resident.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] with rank and layer; [`Kind::OutOfRange`] for a layer that is not shardable;
+    /// [`Kind::InvalidState`] for one that is sharded and whose parts are missing; those of
+    /// [`crate::device::Device::copy`].
+    pub fn verify_layer(&mut self, layer: usize, stream: Stream) -> Result<()> {
+        let (plan, window) = self.at(self.ordinal(layer)?)?;
+        if plan.place == Place::Resident {
+            return Ok(());
+        }
+        self.layer(layer)?;
+        let (plan, parts, digests) = (plan.clone(), window.parts.clone(), window.digests.clone());
+        for rank in self.others(&plan) {
+            let (part, said) = (parts.get(rank as usize), digests.get(rank as usize));
+            let (part, said) = (part.copied().flatten(), said.copied().flatten());
+            let found = self.digest(&plan, &plan.cut.part(rank), part, stream)?;
+            if said != Some(found) {
+                return Err(refused(Kind::Corrupt, layer, "another rank's part is not what it filled")
                     .with("rank", rank)
                     .hint("fill that rank again"));
-                }
             }
         }
         Ok(())

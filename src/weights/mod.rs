@@ -28,6 +28,7 @@ mod plan;
 mod ring;
 mod share;
 mod staging;
+mod taken;
 mod window;
 
 pub use choose::Patterns;

@@ -44,7 +44,7 @@ const DIGEST_TAG: &[u8] = b"forebay weights plan 1\0";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
     /// Which group of the host: ranks of different groups have different bytes.
-    pub id: u32,
+    pub id: u64,
     /// This rank, below `ranks`.
     pub rank: u32,
     /// Ranks of the group, from 1 to [`RANKS_MAX`].
@@ -64,7 +64,7 @@ impl Group {
                 .with("rank", tp_rank)
                 .with("ranks", tp));
         }
-        Group { id: tp_rank, rank: dp_rank, ranks: dp }.checked()
+        Group { id: u64::from(tp_rank), rank: dp_rank, ranks: dp }.checked()
     }
 
     fn checked(self) -> Result<Group> {
@@ -483,7 +483,7 @@ impl Plan {
         }
         let mut hash = blake3::Hasher::new();
         hash.update(DIGEST_TAG);
-        let group = [u64::from(self.group.id), u64::from(self.group.ranks)];
+        let group = [self.group.id, u64::from(self.group.ranks)];
         let all =
             [u64::from(self.source == Source::Host), self.grain, self.all as u64, self.layers.len() as u64];
         group.into_iter().chain(all).for_each(|one| number(&mut hash, one));

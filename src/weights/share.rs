@@ -15,7 +15,12 @@
 //!
 //! **The other ranks are not trusted** with sizes and orders: each is computed from the plan, and a message that says
 //! otherwise is an error that names rank and layer. What lies in the memory is their word; [`Windows::verify`] reads
-//! it.
+//! it. What a rank says when it has given all its parts is kept for later, up to a bound
+//! ([`crate::peer`]).
+//!
+//! **Open files.** On the host device a process holds one file for each part that it took, for each part of its own,
+//! for each buffer, and for each session: with n ranks and l sharded layers about n x l + n. 16 ranks and 60 sharded
+//! layers come to about 980, near the usual limit of 1024 (`ulimit -n`). The CUDA device keeps no file of a part.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -80,8 +85,9 @@ impl Windows {
     /// than the plan's, with rank and layer; [`Kind::Corrupt`] for one whose parts are not those of its hello;
     /// [`Kind::InvalidState`] for weights that are not filled or were shared before; [`Kind::InvalidConfig`] for
     /// sessions of another group or plan; those of [`crate::device::Device::export`],
-    /// [`crate::device::Device::import_backing`] and [`crate::device::Device::range`], with rank and layer. Layers
-    /// whose parts are missing then cannot be pulled.
+    /// [`crate::device::Device::import_backing`] and [`crate::device::Device::range`], with rank and layer;
+    /// [`Kind::OsRefused`] where this process may open no further file; the error of a rank that the sessions have
+    /// lost. Layers whose parts are missing then cannot be pulled; the sessions with ranks that were not lost go on.
     pub fn share(&mut self, links: &mut Links, stream: Stream, at_most: Duration) -> Result<()> {
         if self.shared {
             return Err(Error::new(Kind::InvalidState, OPERATION).at("parts that were shared before"));
@@ -98,17 +104,26 @@ impl Windows {
                 .with("rank", own.rank)
                 .hint("begin the sessions with the hello of these windows"));
         }
+        if let Some((_, error)) = links.lost().next() {
+            return Err(error.clone());
+        }
         self.shared = true;
-        let sharded = self.sharded();
+        let shared = self.exchange(links, &digests, at_most);
+        links.put_back();
+        shared
+    }
+
+    /// Gives and takes all parts.
+    fn exchange(&mut self, links: &mut Links, digests: &[Digest], at_most: Duration) -> Result<()> {
+        let (own, sharded) = (*links.own(), self.sharded());
         let ranks = (0..own.ranks).filter(|rank| *rank != own.rank);
         let mut all: Vec<Progress> = ranks.map(|rank| Progress { rank, got: Vec::new() }).collect();
         if let Some(first) = sharded.first() {
             for Progress { rank, .. } in &all {
-                self.give(links, *rank, *first, &digests, 0)?;
+                self.give(links, *rank, *first, digests, 0)?;
             }
         }
         let start = Instant::now();
-        let mut later = Vec::new();
         while let Some(waits) = all.iter().find(|one| one.got.len() < sharded.len()).map(|one| one.rank) {
             let left = at_most.saturating_sub(start.elapsed());
             let Some((rank, event)) = links.event(left)? else {
@@ -120,7 +135,7 @@ impl Windows {
             let next = progress.got.len();
             let Some(ordinal) = sharded.get(next) else {
                 // It has given all, and says something else already.
-                later.push((rank, event));
+                links.set_aside(rank, event)?;
                 continue;
             };
             let Event::Message { bytes, descriptor } = event else {
@@ -129,11 +144,11 @@ impl Windows {
             };
             progress.got.push(self.take(rank, *ordinal, &bytes, descriptor)?);
             match sharded.get(next + 1) {
-                Some(ordinal) => self.give(links, rank, *ordinal, &digests, next + 1)?,
+                Some(ordinal) => self.give(links, rank, *ordinal, digests, next + 1)?,
                 None => compare(links, progress)?,
             }
         }
-        links.flush(at_most.saturating_sub(start.elapsed()), later)
+        links.flush(at_most.saturating_sub(start.elapsed()))
     }
 
     /// Queues this rank's part of a layer for another rank.
@@ -146,8 +161,8 @@ impl Windows {
         index: usize,
     ) -> Result<()> {
         let (plan, window) = self.at(ordinal)?;
-        let named = |error: Error| error.with("layer", plan.layer as u64);
-        let memory = window.stored.memory.first();
+        let named = |error: Error| error.with("rank", rank).with("layer", plan.layer as u64);
+        let memory = window.stored.memory;
         let descriptor = memory.map(|own| self.device.export(own.backing, Protection::Read)).transpose();
         let part = Part {
             // A plan has at most 4096 layers.

@@ -25,18 +25,24 @@
 //! reads weights that never came.
 //!
 //! **Copies** of a pull are enqueued one by one on the caller's stream. They take the peers in an order that begins
-//! behind this rank, one slice of each after another, so that ranks that pull at the same time read from different
-//! ones. [`Windows::pull_some`] enqueues a part of them, for callers that pace their links.
+//! behind this rank, one copy of each after another, so that ranks that pull at the same time read from different ones.
+//! [`Windows::pull_some`] enqueues a part of them, for callers that pace their links.
+//!
+//! **Failures.** A change that fails leaves the layer as it was. Copies that were enqueued before run all the same, so
+//! nothing is mapped anew before they have ended. Where the old mappings cannot be restored, or the device has failed,
+//! it is not known what a layer's addresses show, and every later call for the layer returns that error.
 //!
 //! **What it does not do.** It orders nothing: the caller's events say when a buffer may be overwritten and when a
-//! layer has arrived. It frees no addresses. A construction that fails leaves its memory with the device, as that of a
-//! cache does.
+//! layer has arrived. It frees nothing: a device keeps ranges, and the memory that they map, for as long as it lives,
+//! also when the windows are dropped. A construction that fails gives back the memory that no range maps, which is all
+//! of it until the first range; the rest stays with the device.
 
 use std::ops::Range;
 
 use super::layer::Placed;
 use super::plan::{LayerPlan, Place, Plan, Source};
 use super::staging::{Pinned, Staging, pinned};
+use super::taken::{Taken, give_back, memory};
 use crate::device::{Device, Mapped, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::os::{Fallback, Faults, Protection};
@@ -48,13 +54,13 @@ use crate::text::echo;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pulls {
     /// The most bytes of one copy; rounded up to whole granules, at least one.
-    pub slice: u64,
+    pub copy: u64,
 }
 
 impl Default for Pulls {
     /// 2 MiB, as TensorRT-LLM cuts the pulls of its distributed weights (its pull request 12974).
     fn default() -> Pulls {
-        Pulls { slice: 2 << 20 }
+        Pulls { copy: 2 << 20 }
     }
 }
 
@@ -66,7 +72,7 @@ pub(super) struct Stored {
     /// Where they are written. None if there are none.
     pub slice: Option<Slice>,
     /// Their memory, if it is the device's.
-    pub memory: Vec<Mapped>,
+    pub memory: Option<Mapped>,
 }
 
 /// The pages of a window that pulls write.
@@ -105,7 +111,7 @@ pub struct Windows {
     pub(super) plan: Plan,
     pub(super) faults: Arc<dyn Faults>,
     /// The most bytes of a copy.
-    slice: u64,
+    copy: u64,
     /// By ordinal.
     pub(super) windows: Vec<Window>,
     /// Whether other ranks have been given this rank's parts.
@@ -121,26 +127,6 @@ const OPERATION: &str = "weights";
 
 pub(super) fn refused(kind: Kind, layer: usize, what: impl std::fmt::Display) -> Error {
     Error::new(kind, OPERATION).at(format!("layer {layer}: {what}"))
-}
-
-/// Allocates device memory that can be cut at any granule when it is mapped.
-fn memory(device: &dyn Device, bytes: u64) -> Result<Vec<Mapped>> {
-    let piece = if device.maps_offsets()? { bytes } else { device.granularity() };
-    let mut pieces = Vec::new();
-    while (pieces.len() as u64) * piece < bytes {
-        match device.backing(piece) {
-            Ok(backing) => pieces.push(Mapped { backing, offset: 0, bytes: piece }),
-            Err(error) => {
-                // What was taken so far has never been mapped.
-                return give_back(device, &pieces).and(Err(error));
-            }
-        }
-    }
-    Ok(pieces)
-}
-
-fn give_back(device: &dyn Device, pieces: &[Mapped]) -> Result<()> {
-    pieces.iter().try_for_each(|piece| device.give_back(piece.backing))
 }
 
 /// The first `bytes` bytes of pieces, and the rest.
@@ -162,17 +148,19 @@ fn split(pieces: &[Mapped], bytes: u64) -> (Vec<Mapped>, Vec<Mapped>) {
 /// What a window maps: the pulled pages around the stored ones.
 fn around(pulled: &[Mapped], stored: &Stored, grain: u64) -> Vec<Mapped> {
     let (mut pieces, after) = split(pulled, stored.pages.start * grain);
-    pieces.extend_from_slice(&stored.memory);
+    pieces.extend(stored.memory);
     pieces.extend(after);
     pieces
 }
 
 impl Windows {
-    /// Takes the memory of `plan` on `device` and maps all windows. Nothing is filled yet.
+    /// Takes the memory of `plan` on `device` and maps all windows. Nothing is filled yet. Memory that ranges map stays
+    /// the device's for as long as it lives, also when the windows are dropped.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] for a plan in other granules than the device's; [`Kind::OutOfMemory`];
-    /// [`Kind::OsRefused`] and others of [`Device::range`].
+    /// [`Kind::OsRefused`] and others of [`Device::range`]. Memory that no range maps is given back then. A device that
+    /// lacks memory for the plan is left as it was.
     pub fn new(
         device: &Arc<dyn Device>,
         plan: Plan,
@@ -187,10 +175,21 @@ impl Windows {
                 .with("granularity", device.granularity())
                 .hint("plan with the device's granularity"));
         }
-        let bytes = plan.bytes();
-        let buffers =
-            bytes.buffers.iter().map(|bytes| memory(&**device, *bytes)).collect::<Result<Vec<_>>>()?;
-        let (host, fallbacks) = match bytes.host {
+        let taken = Taken::new(&**device, &plan)?;
+        Windows::over(device, plan, pulls, faults, &taken)
+            .inspect_err(|_| taken.give_back_unmapped(&**device))
+    }
+
+    /// Maps the windows over their memory.
+    fn over(
+        device: &Arc<dyn Device>,
+        plan: Plan,
+        pulls: Pulls,
+        faults: &Arc<dyn Faults>,
+        taken: &Taken,
+    ) -> Result<Windows> {
+        let (grain, host) = (plan.grain(), plan.bytes().host);
+        let (host, fallbacks) = match host {
             0 => (None, Vec::new()),
             bytes => {
                 let Pinned { slice, fallbacks, .. } = pinned(&**device, bytes, &**faults)?;
@@ -199,7 +198,7 @@ impl Windows {
         };
         let mut stored_before = 0;
         let mut windows = Vec::with_capacity(plan.layers().len());
-        for layer in plan.layers() {
+        for (layer, own) in plan.layers().iter().zip(&taken.own) {
             let host = match (layer.place, &host) {
                 (Place::Buffer(_), Some(host)) => {
                     let own = host.part(stored_before, layer.layout.pages() * grain)?;
@@ -208,12 +207,12 @@ impl Windows {
                 }
                 _ => None,
             };
-            windows.push(Window::new(&**device, &plan, layer, &buffers, host)?);
+            windows.push(Window::new(&**device, &plan, layer, &taken.buffers, (*own, host))?);
         }
         let mut windows = Windows {
             device: Arc::clone(device),
             faults: Arc::clone(faults),
-            slice: pulls.slice.max(1).checked_next_multiple_of(grain).unwrap_or(u64::MAX),
+            copy: pulls.copy.max(1).checked_next_multiple_of(grain).unwrap_or(u64::MAX),
             plan,
             windows,
             shared: false,
@@ -308,7 +307,7 @@ impl Windows {
         let (group, cut) = (self.plan.group(), plan.cut);
         let over_peers = plan.place != Place::Resident && self.plan.source() == Source::Peers;
         let ranks = if over_peers { group.ranks } else { 1 };
-        // Beginning behind this rank, so that no two ranks begin with the same one.
+        // Beginning behind this rank, so that no two ranks begin with the same one where each owns something.
         (1..ranks)
             .map(move |step| ((u64::from(group.rank) + u64::from(step)) % u64::from(ranks)) as u32)
             .filter(move |rank| !cut.part(*rank).is_empty())
@@ -333,8 +332,8 @@ impl Windows {
     /// are written again.
     ///
     /// # Errors
-    /// As [`Windows::layer`], and those of [`Device::copy`], such as for a stream of another device, with the layer;
-    /// copies that were enqueued before stay.
+    /// As [`Windows::layer`], and those of [`Device::copy`], such as for a stream that the device does not know
+    /// ([`Device::stream`] says which device can tell), with the layer; copies that were enqueued before stay.
     pub fn pull(&self, layer: usize, stream: Stream) -> Result<()> {
         let all = 0..self.copies(layer)?;
         self.pull_some(layer, stream, all)
@@ -383,9 +382,9 @@ impl Windows {
         }
         let most = parts.iter().map(|(part, _)| part.bytes()).max().unwrap_or(0);
         let mut copies = Vec::new();
-        for start in (0..most).step_by(usize::try_from(self.slice).unwrap_or(usize::MAX)) {
+        for start in (0..most).step_by(usize::try_from(self.copy).unwrap_or(usize::MAX)) {
             for (part, to) in &parts {
-                let bytes = part.bytes().saturating_sub(start).min(self.slice);
+                let bytes = part.bytes().saturating_sub(start).min(self.copy);
                 if bytes > 0 {
                     copies.push((part.part(start, bytes)?, pulled.slice.part(to + start, bytes)?));
                 }
@@ -398,12 +397,14 @@ impl Windows {
     }
 
     /// Gives a sharded layer memory of its own, fills it by a pull on `stream`, and maps it behind the layer's
-    /// addresses, which stay as they are. From then on the layer is whole in every step without a pull. Blocks. No work
-    /// that is enqueued or runs may use the layer's window. Nothing happens to a layer that is resident.
+    /// addresses, which stay as they are. From then on the layer is whole in every step without a pull. Blocks until
+    /// all work on `stream` has run. No other work that is enqueued or runs may use the layer's window. Nothing happens
+    /// to a layer that is resident.
     ///
     /// # Errors
     /// As [`Windows::pull`]; [`Kind::OutOfMemory`]; those of [`Device::remap`]. The layer is sharded as before then. If
-    /// not even that can be restored, every later call for the layer returns that error.
+    /// not even that can be restored, if the device has failed, or if it cannot be known whether the pull's copies have
+    /// ended, every later call for the layer returns that error.
     pub fn make_resident(&mut self, layer: usize, stream: Stream) -> Result<()> {
         let ordinal = self.ordinal(layer)?;
         let (_, window) = self.ready(layer)?;
@@ -411,23 +412,33 @@ impl Windows {
             return Ok(());
         };
         let (range, slice, buffer) = (window.range, pulled.slice, pulled.buffer.clone());
+        // Before anything is mapped anew it is known that this stream can be waited for.
+        self.staging.drain(&*self.device, stream).map_err(|error| error.with("layer", layer as u64))?;
         let own = memory(&*self.device, slice.bytes())?;
-        let whole = around(&own, &window.stored, self.plan.grain());
         if let Err(error) = self.device.remap(slice, &own) {
-            return give_back(&*self.device, &own).and(Err(error));
+            return Err(self.changed_back(ordinal, error, &own));
         }
-        // The window shows the buffer until the memory behind it is whole.
-        let arrived = self.pull(layer, stream).and_then(|()| self.staging.drain(&*self.device, stream));
-        match arrived.and_then(|()| self.device.remap(range, &whole)) {
+        // The window shows the buffer until the memory behind it is whole. The copies that were enqueued before one
+        // that is refused run all the same, and nothing is mapped anew under them.
+        let pulled = self.pull(layer, stream);
+        if let Err(error) = self.staging.drain(&*self.device, stream) {
+            return Err(self.broken(ordinal, error));
+        }
+        let (_, window) = self.at(ordinal)?;
+        let whole = around(&own, &window.stored, self.plan.grain());
+        match pulled.and_then(|()| self.device.remap(range, &whole)) {
             Ok(()) => {
                 self.change(ordinal, |pulled| pulled.own = Some(own));
                 Ok(())
             }
-            Err(error) => {
-                let restored = self.device.remap(slice, &buffer);
-                self.note(ordinal, restored.and_then(|()| give_back(&*self.device, &own)));
-                Err(error)
-            }
+            Err(error) if error.kind() == Kind::DeviceFailed => Err(self.broken(ordinal, error)),
+            Err(error) => match self.device.remap(slice, &buffer) {
+                Ok(()) => Err(self.changed_back(ordinal, error, &own)),
+                Err(restored) => {
+                    self.broken(ordinal, restored);
+                    Err(error)
+                }
+            },
         }
     }
 
@@ -437,7 +448,8 @@ impl Windows {
     ///
     /// # Errors
     /// As [`Windows::layer`]; those of [`Device::remap`]. The layer is resident as before then; else as in
-    /// [`Windows::make_resident`].
+    /// [`Windows::make_resident`]. Only an error of [`Device::give_back`] comes when the layer is sharded
+    /// ([`Windows::is_resident`] tells), and its memory stays with the device.
     pub fn make_sharded(&mut self, layer: usize) -> Result<()> {
         let ordinal = self.ordinal(layer)?;
         let (_, window) = self.ready(layer)?;
@@ -447,11 +459,16 @@ impl Windows {
         let grain = self.plan.grain();
         let (range, slice, buffer) = (window.range, pulled.slice, pulled.buffer.clone());
         let (shared, whole) = (around(&buffer, &window.stored, grain), around(&own, &window.stored, grain));
-        self.device.remap(range, &shared)?;
+        if let Err(error) = self.device.remap(range, &shared) {
+            return Err(self.changed_back(ordinal, error, &[]));
+        }
         if let Err(error) = self.device.remap(slice, &buffer) {
-            let restored = self.device.remap(range, &whole);
-            self.note(ordinal, restored);
-            return Err(error);
+            if error.kind() != Kind::DeviceFailed
+                && let Err(restored) = self.device.remap(range, &whole)
+            {
+                self.broken(ordinal, restored);
+            }
+            return Err(self.changed_back(ordinal, error, &[]));
         }
         self.change(ordinal, |pulled| pulled.own = None);
         give_back(&*self.device, &own)
@@ -472,11 +489,23 @@ impl Windows {
         }
     }
 
-    /// Keeps the error of a layer whose mappings could not be restored.
-    fn note(&mut self, ordinal: usize, restored: Result<()>) {
-        if let Some(window) = self.windows.get_mut(ordinal) {
-            window.failure = restored.err();
+    /// The error of a change after which the layer's addresses show what they showed before, and nothing shows
+    /// `memory`, which is given back. A device that has failed may show anything.
+    fn changed_back(&mut self, ordinal: usize, error: Error, memory: &[Mapped]) -> Error {
+        if error.kind() == Kind::DeviceFailed {
+            return self.broken(ordinal, error);
         }
+        // What is refused here stays with the device; the first error says more.
+        let _ = give_back(&*self.device, memory);
+        error
+    }
+
+    /// Keeps the error after which it is not known what a layer's addresses show.
+    fn broken(&mut self, ordinal: usize, error: Error) -> Error {
+        if let Some(window) = self.windows.get_mut(ordinal) {
+            window.failure = Some(error.clone());
+        }
+        error
     }
 }
 
@@ -486,17 +515,12 @@ impl Window {
         plan: &Plan,
         layer: &LayerPlan,
         buffers: &[Vec<Mapped>],
-        host: Option<Slice>,
+        (memory, host): (Option<Mapped>, Option<Slice>),
     ) -> Result<Window> {
         let (grain, pages) = (plan.grain(), layer.layout.pages());
         let own = plan.part(layer.layer, plan.group().rank).unwrap_or(0..0);
-        let mut stored = Stored { pages: own.clone(), slice: None, memory: Vec::new() };
-        if !own.is_empty() {
-            let bytes = (own.end - own.start) * grain;
-            let backing = device.backing(bytes)?;
-            stored.memory.push(Mapped { backing, offset: 0, bytes });
-            stored.slice = Some(device.range(&stored.memory, Protection::ReadWrite)?);
-        }
+        let slice = memory.map(|memory| device.range(&[memory], Protection::ReadWrite)).transpose()?;
+        let mut stored = Stored { pages: own, slice, memory };
         let buffer = match layer.place {
             Place::Resident => None,
             Place::Buffer(buffer) => buffers.get(usize::from(buffer)),
@@ -514,7 +538,7 @@ impl Window {
         };
         if host.is_some() {
             // What is stored is the whole layer, outside the window.
-            stored = Stored { pages: 0..pages, slice: host, memory: Vec::new() };
+            stored = Stored { pages: 0..pages, slice: host, memory: None };
         }
         let ranks = plan.group().ranks as usize;
         let filled = vec![false; layer.layout.tensors().len()];

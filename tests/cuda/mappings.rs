@@ -6,6 +6,7 @@ use forebay::os::Protection;
 use forebay::{Kind, Result};
 use forebay_standin::{Options, Resources, Standin};
 
+use crate::faulty::Faulty;
 use crate::mappings::{self, Sut};
 use crate::rig::{Rig, on, own, usual};
 
@@ -83,17 +84,33 @@ fn memory_that_is_given_back_is_the_drivers_again() {
 }
 
 /// Runs the scenario with its `n`-th call refused: its result, the refused call, and what its window shows if there is
-/// one.
+/// one. The device, which lives, holds what was made, and nothing else.
 fn attempt(standin: &Standin, n: u64) -> (Result<()>, Option<String>, Option<Vec<u8>>) {
     let device = CudaDevice::new(on(standin.library())).unwrap();
+    let counted = Faulty::new(device.clone(), false);
     let write = |slice, bytes: &[u8]| device.write(slice, bytes);
-    let sut = Sut { device: &*device, read: &read(&device), write: &write };
+    let sut = Sut { device: &*counted, read: &read(&device), write: &write };
     let mut window = None;
+    let before = standin.held_resources();
     standin.fail_call(n, 1);
     let result = scenario(&sut, &mut window);
     let failed = standin.failed_call();
     standin.fail_call(u64::MAX / 2, 1);
+    assert_holds(standin, before, &counted, &format!("call {n}, {failed:?}"));
     (result, failed, window.map(|window| sut.shows(window)))
+}
+
+/// Checks that a driver holds what a device's callers made since `before`: handles, addresses and mapped pieces.
+pub fn assert_holds(standin: &Standin, before: Resources, counted: &Faulty, case: &str) {
+    let now = standin.held_resources();
+    let (ranges, pieces) = counted.ranges();
+    let made = (counted.backings() as u64, ranges as u64, pieces as u64);
+    let held = (
+        now.handles - before.handles,
+        now.reservations - before.reservations,
+        now.mappings - before.mappings,
+    );
+    assert_eq!(held, made, "{case}");
 }
 
 /// Two backings behind a window, another in their place, and an import.
@@ -168,6 +185,37 @@ fn memory_that_the_device_cannot_reach_is_refused() {
     assert_eq!((error.kind(), error.number("code")), (Kind::Unsupported, Some(217)), "{error}");
     device.give_back(seen).unwrap();
     assert_eq!(rig.driver.held_resources(), before);
+}
+
+/// The same with each call refused in turn, also those that take back what was mapped: the driver holds what the
+/// callers hold.
+#[test]
+fn memory_that_cannot_be_reached_leaves_nothing_held_whichever_call_is_refused() {
+    let Some(standin) = own(Options { peer_access: false, ..usual() }, "cannot reach a peer") else { return };
+    let counted = Faulty::new(CudaDevice::new(on(standin.library())).unwrap(), false);
+    let grain = counted.granularity();
+    let (before, mut unreachable) = (standin.held_resources(), 0);
+    for n in 0..1000 {
+        let reach = || {
+            let own = counted.backing(grain)?;
+            let own = counted.export(own, Protection::Read)?;
+            let seen = counted.import_backing(own, grain, Protection::Read)?;
+            counted.range(&[Mapped { backing: seen, offset: 0, bytes: grain }], Protection::Read).map(drop)
+        };
+        standin.fail_call(n, 1);
+        // A thread of its own, as above.
+        let error = std::thread::scope(|scope| scope.spawn(reach).join().unwrap()).unwrap_err();
+        let failed = standin.failed_call();
+        standin.fail_call(u64::MAX / 2, 1);
+        unreachable += u32::from(error.number("code") == Some(217));
+        assert_holds(&standin, before, &counted, &format!("call {n}, {failed:?}: {error}"));
+        if failed.is_none() {
+            assert_eq!((error.kind(), error.number("code")), (Kind::Unsupported, Some(217)), "{error}");
+            break;
+        }
+    }
+    // Each call that undoes something is refused too, and changes nothing about the error.
+    assert!(unreachable > 2, "{unreachable}");
 }
 
 /// Where the context is lost during a remap, nothing can be restored.

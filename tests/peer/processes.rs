@@ -1,18 +1,20 @@
 //! Real processes: memory that one gives the other, and one that is killed, stopped, silent, or of another plan.
 
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay::os::{Map, NoFaults, Protection, Request};
+use forebay::os::{self, Map, NoFaults, Protection, Request};
 use forebay::peer::{Event, Hello, Limits, Link};
 use forebay::{Error, Kind};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::peer_bytes::OWN;
+use crate::frames::OWN;
 
 /// Gives a test's child process its role, and the socket to connect to.
 const CHILD: &str = "FOREBAY_TEST_CHILD";
@@ -235,4 +237,37 @@ fn processes_of_another_plan_refuse_each_other() {
     assert_eq!((error.kind(), error.place()), (Kind::InvalidConfig, "a process with another plan"));
     // The other side finds the same, once it has this side's hello.
     other.ends_well();
+}
+
+/// A process that may open no further file cannot take a descriptor. That is its own limit, and it says so; the other
+/// side has broken nothing.
+#[test]
+fn a_process_at_its_limit_of_open_files_says_so() {
+    const NAME: &str = "processes::a_process_at_its_limit_of_open_files_says_so";
+    if std::env::var(CHILD).is_err() {
+        // A limit of a process of its own, because all tests of this one share theirs.
+        let script = "ulimit -n 64 && exec \"$0\" --exact --nocapture \"$@\"";
+        let mut child = Command::new("sh");
+        child.args(["-c", script]).arg(std::env::current_exe().unwrap()).arg(NAME);
+        assert!(child.env(CHILD, "limit").status().unwrap().success());
+        return;
+    }
+    let (a, b) = UnixStream::pair().unwrap();
+    let null = File::open("/dev/null").unwrap();
+    let mut open = Vec::new();
+    let all = loop {
+        match File::open("/dev/null") {
+            Ok(file) => open.push(file),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(all.raw_os_error(), Some(libc::EMFILE));
+    os::send(&a, b"x", Some(null.as_fd()), &NoFaults).unwrap();
+    let error = os::receive(&b, &mut [0; 8], &NoFaults).unwrap_err();
+    assert_eq!((error.kind(), error.place()), (Kind::OsRefused, "recvmsg: Too many open files"));
+    assert!(error.advice().contains("ulimit -n"), "{error}");
+    // With room for one it is taken.
+    open.pop();
+    os::send(&a, b"y", Some(null.as_fd()), &NoFaults).unwrap();
+    assert!(os::receive(&b, &mut [0; 8], &NoFaults).unwrap().unwrap().descriptor.is_some());
 }

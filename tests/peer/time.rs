@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay::Kind;
 use forebay::peer::{Event, Hello, Limits, Session};
 
-use crate::peer_bytes::OWN;
+use crate::frames::OWN;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -64,13 +64,13 @@ fn a_side_that_never_says_hello_times_out() {
     let (mut a, mut b) = (side(0), side(1));
     // A part of a hello is none.
     let part = b.outgoing().unwrap().bytes[..100].to_vec();
-    a.arrived(&part, None, 29 * SECOND).unwrap();
+    a.arrived(&part, None, 599 * SECOND).unwrap();
     assert!(a.event().unwrap().is_none());
-    a.tick(30 * SECOND - Duration::from_nanos(1)).unwrap();
-    let error = a.tick(30 * SECOND).unwrap_err();
+    a.tick(600 * SECOND - Duration::from_nanos(1)).unwrap();
+    let error = a.tick(600 * SECOND).unwrap_err();
     assert_eq!((error.kind(), error.place()), (Kind::TimedOut, "the other side's hello"));
     // A deadline that no time reaches never comes.
-    b.tick(29 * SECOND).unwrap();
+    b.tick(599 * SECOND).unwrap();
 }
 
 #[test]
@@ -90,6 +90,35 @@ fn a_side_that_has_ended_may_close_and_one_that_has_not_is_lost() {
     assert_eq!(a.send(b"x", None).unwrap_err().kind(), Kind::InvalidState);
     let error = b.closed().unwrap_err();
     assert_eq!((error.kind(), error.place()), (Kind::PeerLost, "the connection was closed"));
+}
+
+/// A side that has ended waits for the other one, which takes its time: neither holds the other for lost, and the one
+/// that goes on still gives a sign of life every interval.
+#[test]
+fn a_side_that_goes_on_after_the_others_end_is_not_lost() {
+    let (mut a, mut b) = (side(0), side(1));
+    tell(&mut a, &mut b, Duration::ZERO);
+    tell(&mut b, &mut a, Duration::ZERO);
+    b.end().unwrap();
+    assert_eq!(tell(&mut b, &mut a, Duration::ZERO).0, [Event::Ended]);
+    for second in 1..=100_u32 {
+        let now = second * SECOND;
+        assert_eq!(a.due(), Some(now));
+        a.tick(now).unwrap();
+        b.tick(now).unwrap();
+        assert_eq!(tell(&mut a, &mut b, now), (vec![], 8));
+        assert_eq!(tell(&mut b, &mut a, now), (vec![], 0));
+    }
+    a.end().unwrap();
+    assert_eq!(tell(&mut a, &mut b, 101 * SECOND).0, [Event::Ended]);
+    assert!(a.is_over() && b.is_over() && a.due().is_none() && b.due().is_none());
+    // The control: a side that has not ended and says nothing is lost, whatever was ended before.
+    let (mut a, mut b) = (side(0), side(1));
+    tell(&mut a, &mut b, Duration::ZERO);
+    tell(&mut b, &mut a, Duration::ZERO);
+    b.end().unwrap();
+    tell(&mut b, &mut a, Duration::ZERO);
+    assert_eq!(b.tick(10 * SECOND).unwrap_err().place(), "no sign of life");
 }
 
 #[test]

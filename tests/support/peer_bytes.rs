@@ -6,22 +6,7 @@ use std::time::Duration;
 use forebay::peer::{DESCRIPTORS_MAX, Event, Hello, Limits, MESSAGE_MAX, Session};
 use forebay::{Error, Kind};
 
-/// This side of the session that is fed.
-pub const OWN: Hello =
-    Hello { group: 7, rank: 1, ranks: 2, geometry: [1; 32], plan: [2; 32], content: [0; 32] };
-
-/// The other side's hello, as a frame.
-pub fn hello() -> Vec<u8> {
-    let theirs = Hello { rank: 0, ..OWN };
-    let session: Session<()> = Session::new(theirs, Limits::default(), Duration::ZERO).unwrap();
-    session.outgoing().unwrap().bytes.to_vec()
-}
-
-/// A frame of this kind around `content`.
-pub fn frame(kind: u8, descriptor: u8, content: &[u8]) -> Vec<u8> {
-    let length = (content.len() as u32).to_le_bytes();
-    [&length[..], &[kind, descriptor, 0, 0], content].concat()
-}
+use crate::frames::{OWN, frame, hello};
 
 /// Runs a session that `bytes` drive, in any order: what arrives, how it is cut, descriptors, the time, and what this
 /// side does meanwhile. Whatever comes, it is events or one error that stays; nothing else is held than what may be.
@@ -29,7 +14,9 @@ pub fn frame(kind: u8, descriptor: u8, content: &[u8]) -> Vec<u8> {
 pub fn peer_bytes(bytes: &[u8]) -> (Vec<Event<Rc<()>>>, Option<Error>) {
     let token = Rc::new(());
     let mut now = Duration::ZERO;
-    let mut session = Session::new(OWN, Limits::default(), now).unwrap();
+    // A hello's time that some hundred bytes can let pass.
+    let limits = Limits { hello: Duration::from_secs(30), ..Limits::default() };
+    let mut session = Session::new(OWN, limits, now).unwrap();
     let (mut events, mut failure) = (Vec::new(), None);
     let mut rest = bytes;
     while let Some((choice, after)) = rest.split_first() {
@@ -37,7 +24,7 @@ pub fn peer_bytes(bytes: &[u8]) -> (Vec<Event<Rc<()>>>, Option<Error>) {
         let mut took = 0;
         let result = match choice {
             // Whole frames, which no fuzzer builds by itself.
-            0 => feed(&mut session, &hello(), None, now, &mut events),
+            0 => feed(&mut session, &hello(Hello { rank: 0, ..OWN }), None, now, &mut events),
             1..=3 => feed(&mut session, &frame(*choice + 1, 0, &[]), None, now, &mut events),
             4 => feed(&mut session, &frame(3, 1, &[*choice]), Some(Rc::clone(&token)), now, &mut events),
             5 => session.arrived(&[], Some(Rc::clone(&token)), now),

@@ -70,6 +70,7 @@ const UNSAFE_FILES: &[&str] = &[
     "tests/edges.rs",
     // Others.
     "tests/failures/sizes.rs",
+    "tests/support/faulty.rs",
     "tests/support/forgets.rs",
     "tests/support/given.rs",
     "tests/pulls.rs",

@@ -143,6 +143,101 @@ fn a_file_that_shrinks_while_it_is_read_is_an_error() {
     assert_eq!(rank.windows.layer(3).unwrap_err().kind(), Kind::InvalidState);
 }
 
+/// Weights that were filled, and then from files of which one is cut off on the way: the layer that is half of each has
+/// no digest, and the layers before it have one of what they hold now.
+#[test]
+fn a_failed_fill_leaves_no_digest_of_what_was_there() {
+    let folder = Folder::new();
+    let [a, b] = stored(&folder);
+    let files = Files::open(&[&a, &b]).unwrap();
+    let mut rank = new(plan(0, 1));
+    let ones = vec![1; (4 << 20) + 5000 * LAYERS];
+    for layer in plan(0, 1).layers() {
+        for tensor in layer.layout.tensors() {
+            let from = rank.holds(&ones[..tensor.bytes as usize]);
+            rank.windows.fill(layer.layer, &tensor.name, from, rank.stream).unwrap();
+        }
+    }
+    rank.windows.hello([0; 32], rank.stream).unwrap();
+    assert!(rank.windows.layer(1).is_ok());
+    // The first file has tensors 0 and 2 of even layers and 1 of odd ones; the second one the others. Of layer 1 the
+    // second one has the first tensor, whose end lies beyond the first chunk that is read.
+    let second = model().iter().skip(1).step_by(2).map(|(_, bytes)| bytes.len() as u64).collect::<Vec<_>>();
+    let header = fs::metadata(&b).unwrap().len() - second.iter().sum::<u64>();
+    let file = fs::File::options().write(true).open(&b).unwrap();
+    file.set_len(header + second[0] + second[1] - 1).unwrap();
+    let error = rank.windows.fill_from(&files, rank.stream).unwrap_err();
+    assert_eq!(error.kind(), Kind::BadFormat, "{error}");
+    assert!(rank.is_whole(0));
+    let place = "layer 1: model.layers.1.weight.0 was not filled";
+    assert_eq!(rank.windows.layer(1).unwrap_err().place(), place);
+    assert_eq!(rank.windows.hello([0; 32], rank.stream).unwrap_err().place(), place);
+    // The layers behind it are as they were before.
+    let untouched = rank.read(rank.windows.tensor(2, "model.layers.2.weight.1").unwrap());
+    assert!(untouched.iter().all(|byte| *byte == 1));
+    // From whole files everything is filled again, and the digest is that of a rank that never had anything else.
+    let [a, b] = stored(&folder);
+    let files = Files::open(&[&a, &b]).unwrap();
+    rank.windows.fill_from(&files, rank.stream).unwrap();
+    let mut fresh = new(plan(0, 1));
+    fresh.windows.fill_from(&files, fresh.stream).unwrap();
+    let [a, b] = [&mut rank, &mut fresh].map(|rank| rank.windows.hello([0; 32], rank.stream).unwrap());
+    assert_eq!(a, b);
+    rank.layers().iter().for_each(|layer| assert!(rank.is_whole(*layer)));
+}
+
+/// Bytes that this thread has read from files, where the system counts them.
+fn read_by_thread() -> Option<u64> {
+    let io = fs::read_to_string("/proc/thread-self/io").ok()?;
+    io.lines().find_map(|line| line.strip_prefix("rchar: "))?.parse().ok()
+}
+
+/// As many bytes are read as the rank owns; and what lies behind its last one may be gone from the file. Control:
+/// without that one it cannot be filled.
+#[test]
+fn only_the_bytes_that_a_rank_owns_are_read() {
+    let folder = Folder::new();
+    let model = model();
+    let path = folder.0.join("model.safetensors");
+    let bytes = written(&model);
+    let header = bytes.len() - model.iter().map(|(_, bytes)| bytes.len()).sum::<usize>();
+    for own in 0..2 {
+        // The last byte of the file that the rank owns: the file is in the order of layers and windows.
+        let plan = plan(own, 2);
+        let (mut last, mut owns) = (0, 0);
+        let mut before = header as u64;
+        for layer in plan.layers() {
+            let pages = plan.part(layer.layer, own).unwrap();
+            let owned = pages.start * grain()..pages.end * grain();
+            for tensor in layer.layout.tensors() {
+                let end = (tensor.offset + tensor.bytes).min(owned.end);
+                let start = tensor.offset.max(owned.start);
+                if end > start {
+                    last = before + (end - tensor.offset);
+                    owns += end - start;
+                }
+                before += tensor.bytes;
+            }
+        }
+        assert_eq!(before, bytes.len() as u64);
+        for (length, whole) in [(last, true), (last - 1, false)] {
+            fs::write(&path, &bytes).unwrap();
+            let files = Files::open(&[&path]).unwrap();
+            fs::File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
+            let mut rank = new(plan.clone());
+            let before = read_by_thread();
+            let filled = rank.windows.fill_from(&files, rank.stream);
+            if let (Some(before), Some(after), true) = (before, read_by_thread(), whole) {
+                // The count itself is read from a file of a few hundred bytes.
+                assert!((owns..owns + 4096).contains(&(after - before)), "{owns}, {}", after - before);
+            }
+            assert_eq!(filled.map_err(|error| error.kind()).err(), (!whole).then_some(Kind::BadFormat));
+        }
+        // Rank 0 owns the beginning of the last layer, so much of the file was gone.
+        assert!(own == 1 || last + (2 << 20) < bytes.len() as u64, "{last}");
+    }
+}
+
 proptest! {
     /// Any cut, and any changed byte of the header, is read as the same tensors or refused; nothing panics.
     #[test]

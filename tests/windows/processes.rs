@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use forebay::os::{Call, Faults};
-use forebay::peer::{Limits, Links};
+use forebay::peer::{Event, Limits, Links};
 use forebay::weights::{Group, Plan, Pulls};
-use forebay::{Kind, Result};
+use forebay::{Error, Kind, Result};
 use nix::sys::signal::{Signal, raise};
 
 use crate::windows::{Folder, PATIENCE, Rank, layers, patient, sharding};
 use crate::{devices, grain, no_faults};
 
-/// Gives a test's child process its task: rank, ranks, layers, where rank 1 dies, and the folder.
+/// Gives a test's child process its task: group, rank, ranks, layers, where rank 1 dies, and the folder.
 const CHILD: &str = "FOREBAY_TEST_CHILD";
 
 /// Where rank 1 is killed.
@@ -51,15 +51,16 @@ impl Faults for DiesAtSend {
     }
 }
 
-fn plan(rank: u32, ranks: u32, count: u64) -> Plan {
+fn plan(group: Group, count: u64) -> Plan {
     let bytes: Vec<Vec<u64>> = (0..count).map(|layer| vec![7 * grain() + 100 * layer, 4 * grain()]).collect();
-    Plan::new(&layers(&bytes), Group { id: 0, rank, ranks }, &sharding(grain())).unwrap()
+    Plan::new(&layers(&bytes), group, &sharding(grain())).unwrap()
 }
 
 /// One rank, as a process. It compares every byte of two steps.
-fn rank(rank: u32, ranks: u32, count: u64, death: Death, folder: &Path) -> Result<()> {
+fn rank(group: Group, count: u64, death: Death, folder: &Path) -> Result<()> {
     let device = &devices(1)[0];
-    let mut own = Rank::new(device, plan(rank, ranks, count), Pulls::default(), &no_faults())?;
+    let Group { rank, ranks, .. } = group;
+    let mut own = Rank::new(device, plan(group, count), Pulls::default(), &no_faults())?;
     let dies = |at| rank == 1 && death == at;
     if dies(Death::Fill) {
         (0..count as usize / 2).try_for_each(|layer| own.fill_one(layer, 0))?;
@@ -75,6 +76,13 @@ fn rank(rank: u32, ranks: u32, count: u64, death: Death, folder: &Path) -> Resul
     // Where one never comes there is one other, which waits for it alone.
     let hello = if death == Death::Fill { Duration::from_millis(500) } else { PATIENCE };
     let mut links = own.share(folder, Limits { hello, ..patient() }, &faults)?;
+    if death == Death::Pull {
+        // No rank dies before all have shared.
+        match rank {
+            1 => assert_eq!(messages(&mut links, ranks as usize - 1, Vec::new())?.len(), ranks as usize - 1),
+            _ => links.send(1, b"shared", None)?,
+        }
+    }
     for _ in 0..2 {
         for layer in own.layers() {
             if dies(Death::Pull) && layer == own.layers().len() / 2 {
@@ -84,25 +92,61 @@ fn rank(rank: u32, ranks: u32, count: u64, death: Death, folder: &Path) -> Resul
             own.pull(layer);
         }
     }
-    own.windows.verify(own.stream)?;
+    let mut early = Vec::new();
+    for layer in own.layers() {
+        // The sessions are served between two layers.
+        own.windows.verify_layer(layer, own.stream)?;
+        if death == Death::Never
+            && let Some((_, event)) = links.event(Duration::ZERO)?
+        {
+            early.push(event);
+        }
+    }
+    assert!(early.iter().all(|event| matches!(event, Event::Ended)), "{early:?}");
     if death == Death::Pull {
         // The sessions tell; the memory stays, and pulls go on being right.
-        let error = lost(&mut links);
+        let (error, heard) = lost(&mut links);
         own.layers().iter().for_each(|layer| own.pull(*layer));
-        return Err(error);
+        return agreed(&mut links, heard).and(Err(error));
     }
     end(&mut links)
 }
 
-/// What the sessions say of a rank that died.
-fn lost(links: &mut Links) -> forebay::Error {
+/// What the sessions say of a rank that died, and the ranks that have sent a message meanwhile.
+fn lost(links: &mut Links) -> (Error, Vec<u32>) {
+    let mut heard = Vec::new();
     loop {
         match links.event(PATIENCE) {
-            Ok(Some(_)) => {}
-            Ok(None) => panic!("no rank was lost"),
-            Err(error) => return error,
+            Ok(Some((rank, Event::Message { .. }))) => heard.push(rank),
+            Ok(other) => panic!("no rank was lost: {other:?}"),
+            Err(error) => return (error, heard),
         }
     }
+}
+
+/// Those that live have lost one rank alone, still hear each other, and end together.
+fn agreed(links: &mut Links, heard: Vec<u32>) -> Result<()> {
+    assert_eq!(links.lost().map(|(rank, _)| rank).collect::<Vec<_>>(), [1]);
+    let own = *links.own();
+    let others: Vec<u32> = (0..own.ranks).filter(|rank| *rank != own.rank && *rank != 1).collect();
+    for rank in &others {
+        links.send(*rank, b"lost one", None)?;
+    }
+    assert_eq!(messages(links, others.len(), heard)?, others);
+    end(links)
+}
+
+/// The ranks from which so many messages have come.
+fn messages(links: &mut Links, count: usize, mut heard: Vec<u32>) -> Result<Vec<u32>> {
+    while heard.len() < count {
+        match links.event(PATIENCE)? {
+            Some((rank, Event::Message { .. })) => heard.push(rank),
+            // One that has heard all may have ended already.
+            other => assert!(matches!(other, Some((_, Event::Ended))), "{other:?}"),
+        }
+    }
+    heard.sort_unstable();
+    Ok(heard)
 }
 
 /// Says the end to all others and waits for theirs, so that no rank takes another's end for its death.
@@ -118,10 +162,11 @@ fn end(links: &mut Links) -> Result<()> {
 fn is_child() -> bool {
     let Ok(told) = std::env::var(CHILD) else { return false };
     let words: Vec<&str> = told.split(',').collect();
-    let [own, ranks, count, death, folder] = words[..] else { panic!("{told}") };
+    let [group, own, ranks, count, death, folder] = words[..] else { panic!("{told}") };
     let number = |word: &str| word.parse::<u32>().unwrap();
     let death = DEATHS.into_iter().find(|it| format!("{it:?}") == death).unwrap();
-    let result = rank(number(own), number(ranks), u64::from(number(count)), death, Path::new(folder));
+    let group = Group { id: number(group).into(), rank: number(own), ranks: number(ranks) };
+    let result = rank(group, u64::from(number(count)), death, Path::new(folder));
     match death {
         Death::Never => result.unwrap(),
         _ => {
@@ -131,10 +176,12 @@ fn is_child() -> bool {
                 _ => &[Kind::PeerLost],
             };
             assert!(kinds.contains(&error.kind()), "{error}");
-            // Before its hello no side knows which rank a connection is; and of several that end because of one
-            // death, each may learn of another's end first.
+            // Before its hello no side knows which rank a connection is, but which process. Of several that end because
+            // of one death, each may learn of another's end first.
             let named = error.number("rank") == Some(1);
-            assert!(named || death == Death::Hello || number(ranks) > 2, "{error}");
+            let process = death == Death::Hello && error.number("process").is_some();
+            let other = death == Death::Export && number(ranks) > 2 && error.number("rank").is_some();
+            assert!(named || process || other, "{error}");
         }
     }
     true
@@ -152,16 +199,18 @@ impl Drop for Processes {
     }
 }
 
-fn run(test: &str, ranks: u32, count: u32, death: Death) -> Vec<ExitStatus> {
+/// Runs groups of so many ranks, all in one folder.
+fn run(test: &str, groups: u32, ranks: u32, count: u32, death: Death) -> Vec<ExitStatus> {
     let folder = Folder::new();
-    let start = |rank| {
+    let start = |index: u32| {
+        let (group, rank) = (index / ranks, index % ranks);
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", &format!("processes::{test}"), "--nocapture"])
-            .env(CHILD, format!("{rank},{ranks},{count},{death:?},{}", folder.0.display()))
+            .env(CHILD, format!("{group},{rank},{ranks},{count},{death:?},{}", folder.0.display()))
             .spawn()
             .unwrap()
     };
-    let mut all = Processes((0..ranks).map(start).collect());
+    let mut all = Processes((0..groups * ranks).map(start).collect());
     all.0.iter_mut().map(|child| child.wait().unwrap()).collect()
 }
 
@@ -172,9 +221,20 @@ fn two_four_and_eight_ranks_have_every_byte() {
     }
     let test = "two_four_and_eight_ranks_have_every_byte";
     for (ranks, count) in [(2, 61), (4, 62), (8, 61)] {
-        let statuses = run(test, ranks, count, Death::Never);
+        let statuses = run(test, 1, ranks, count, Death::Never);
         assert!(statuses.iter().all(ExitStatus::success), "{ranks} ranks: {statuses:?}");
     }
+}
+
+/// Two tensor-parallel ranks, each with two data-parallel ones that share.
+#[test]
+fn two_groups_share_in_one_folder() {
+    if is_child() {
+        return;
+    }
+    let statuses = run("two_groups_share_in_one_folder", 2, 2, 8, Death::Never);
+    assert_eq!(statuses.len(), 4);
+    assert!(statuses.iter().all(ExitStatus::success), "{statuses:?}");
 }
 
 #[test]
@@ -191,7 +251,7 @@ fn a_rank_that_is_killed_is_told_and_nothing_else_breaks() {
         (Death::Pull, 2),
         (Death::Pull, 4),
     ] {
-        let statuses = run(test, ranks, 8, death);
+        let statuses = run(test, 1, ranks, 8, death);
         for (rank, status) in statuses.iter().enumerate() {
             assert_eq!(status.success(), rank != 1, "{death:?}, rank {rank}: {status}");
         }

@@ -2,20 +2,26 @@
 //! whole or with an error that names the rank, and no layer half mapped.
 
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::os::{Faults, Inject, Map, NoFaults, Protection, Request};
+use forebay::os::{Call, Faults, Inject, Map, NoFaults, Protection, Request};
 use forebay::peer::{Event, Hello, Limits, Links};
 use forebay::weights::{Group, Plan, Pulls};
 use forebay::{Error, Kind, Result};
 
-use crate::windows::{Folder, MODEL, PATIENCE, Rank, layers, patient, sharding};
+use crate::faulty::Faulty;
+use crate::windows::{Folder, MODEL, PATIENCE, Rank, layers, patient, sharding, tensor};
 use crate::{devices, grain, no_faults};
+
+/// Marks a child process of this test.
+const CHILD: &str = "FOREBAY_TEST_CHILD";
 
 /// Four layers; of the last one, which has one page, only one rank owns anything.
 fn plan(rank: u32, ranks: u32) -> Plan {
@@ -50,16 +56,32 @@ fn shared(rank: &mut Rank, folder: &Path, faults: &Arc<dyn Faults>) -> Result<()
     shared.map(drop)
 }
 
+/// Open descriptors.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
 /// Every call of the system that a rank makes is refused once, in a run of its own: its error says so, the other rank
-/// loses a peer or ends well, and what can be pulled is right.
+/// loses a peer or ends well, and what can be pulled is right. While the device lives it holds what ranges map, with a
+/// descriptor for each, and nothing else. In a process of its own, because other tests open descriptors.
 #[test]
 fn every_refused_call_leaves_layers_whole_or_unready() {
-    let (mut refused, mut n) = ([0; 2], 0);
+    const NAME: &str = "refusals::every_refused_call_leaves_layers_whole_or_unready";
+    if std::env::var_os(CHILD).is_none() {
+        let exe = std::env::current_exe().unwrap();
+        let run = Command::new(exe).args(["--exact", NAME, "--nocapture"]).env(CHILD, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&run.stdout);
+        let wrong = String::from_utf8_lossy(&run.stderr);
+        assert!(run.status.success() && said.contains("1 passed"), "{said}{wrong}");
+        return;
+    }
+    let (mut refused, mut n, before) = ([0; 2], 0, descriptors());
     loop {
         let folder = Folder::new();
         let faults = Arc::new(Inject::nth(n, libc::EPERM));
         let faulty: Arc<dyn Faults> = faults.clone();
-        let device: Arc<dyn Device> = HostDevice::with_faults(HostOptions::default(), faults.clone());
+        let counted = Faulty::new(HostDevice::with_faults(HostOptions::default(), faults.clone()), false);
+        let device: Arc<dyn Device> = counted.clone();
         let result = match prepared(&device, &faulty) {
             Err(error) => {
                 refused[0] += 1;
@@ -83,7 +105,14 @@ fn every_refused_call_leaves_layers_whole_or_unready() {
                 result
             }),
         };
+        // The rank, its sessions and the other one are gone; the device lives.
+        let held = descriptors() - before;
+        assert_eq!((counted.unmapped(), counted.backings()), (0, held), "call {n}: {result:?}");
+        drop((device, counted));
+        assert_eq!(descriptors(), before, "call {n}");
         if faults.count() <= n {
+            // Two buffers, and a part of each rank of each layer; of the last layer there is one.
+            assert_eq!(held, 2 + 7);
             result.unwrap();
             break;
         }
@@ -216,17 +245,19 @@ fn a_rank_that_gives_other_parts_is_named_with_the_layer() {
             "layer 0: a part of another size",
         ),
         (part(0, own(0), zero), None, "layer 0: a part of another size"),
-        (part(0, own(0), zero), Some(given(grain(), 0)), "memory of another size"),
+        (part(0, own(0), zero), Some(given(grain(), 0)), "shared memory of another size"),
         (
             part(0, own(0), zero),
             Some(std::fs::File::open("/dev/null").unwrap().into()),
-            "a descriptor that is no memory",
+            "a descriptor that is not shared memory",
         ),
     ] {
         let (rank, error) = told(zero, vec![(message, descriptor)]);
         assert_eq!(error.kind(), Kind::BadFormat, "{error}");
+        assert!(error.place().starts_with(place), "{error}");
         assert_eq!(error.number("rank"), Some(1), "{error}");
-        assert!(error.to_string().contains(place) || error.number("layer") == Some(0), "{place}: {error}");
+        // Where the place does not begin with the layer, a number has it.
+        assert!(place.starts_with("layer 0: ") || error.number("layer") == Some(0), "{error}");
         assert_eq!(rank.windows.pull(0, rank.stream).unwrap_err().number("rank"), Some(1));
     }
     let (_, error) = told(zero, Vec::new());
@@ -234,6 +265,102 @@ fn a_rank_that_gives_other_parts_is_named_with_the_layer() {
         (error.kind(), error.place(), error.number("rank")),
         (Kind::PeerLost, "a rank that ended", Some(1))
     );
+}
+
+/// The sessions of two ranks over a socket, and the second one's end.
+fn two(rank: &mut Rank) -> (Links, Links) {
+    let hello = rank.windows.hello(MODEL, rank.stream).unwrap();
+    let (a, b) = UnixStream::pair().unwrap();
+    let over = move |rank, socket| {
+        let content = if rank == 0 { hello.content } else { [0; 32] };
+        Links::over(vec![socket], Hello { rank, content, ..hello }, patient(), no_faults()).unwrap()
+    };
+    let other = thread::spawn(move || over(1, b));
+    (over(0, a), other.join().unwrap())
+}
+
+/// A rank that is lost before the parts are shared is that error, and the windows can be shared over other sessions.
+#[test]
+fn nothing_is_shared_without_a_rank_that_was_lost() {
+    let mut rank = Rank::new(&devices(1)[0], plan(0, 2), Pulls::default(), &no_faults()).unwrap();
+    rank.fill().unwrap();
+    for _ in 0..2 {
+        let (mut links, other) = two(&mut rank);
+        drop(other);
+        let error = links.event(PATIENCE).unwrap_err();
+        assert_eq!((error.kind(), error.number("rank")), (Kind::PeerLost, Some(1)));
+        assert_eq!(rank.windows.share(&mut links, rank.stream, PATIENCE).unwrap_err(), error);
+    }
+}
+
+/// A part that the system does not let out of this process is named: which layer, and for which rank.
+#[test]
+fn a_refused_export_names_rank_and_layer() {
+    let faults = Arc::new(Inject::call(Call::Duplicate, libc::EMFILE));
+    let device: Arc<dyn Device> = HostDevice::with_faults(HostOptions::default(), faults);
+    let mut rank = Rank::new(&device, plan(0, 2), Pulls::default(), &no_faults()).unwrap();
+    rank.fill().unwrap();
+    let (mut links, _other) = two(&mut rank);
+    let error = rank.windows.share(&mut links, rank.stream, PATIENCE).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.number("rank"), error.number("layer")),
+        (Kind::OsRefused, Some(1), Some(0))
+    );
+}
+
+/// A rank that has given all its parts, and goes on talking while this one waits for another rank's: what is kept of it
+/// has a bound, in descriptors too.
+#[test]
+fn a_rank_that_says_more_than_its_parts_is_named() {
+    for with in [false, true] {
+        let mesh = [(0, 1), (0, 2), (1, 2)].map(|pair| (pair, UnixStream::pair().unwrap()));
+        let mut sockets = [Vec::new(), Vec::new(), Vec::new()];
+        for ((a, b), (one, other)) in mesh {
+            sockets[a].push(one);
+            sockets[b].push(other);
+        }
+        let [own, talks, silent] = sockets;
+        let one = |rank| Rank::new(&devices(1)[0], plan(rank, 3), Pulls::default(), &no_faults()).unwrap();
+        let limits = Limits { queue: 1 << 22, ..patient() };
+        let begin = move |rank: &mut Rank, sockets| {
+            rank.fill().unwrap();
+            let hello = rank.windows.hello(MODEL, rank.stream).unwrap();
+            Links::over(sockets, hello, limits, no_faults()).unwrap()
+        };
+        let (error, kept) = thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut links = begin(&mut one(2), silent);
+                // It gives nothing, and lives until another one is gone.
+                while links.event(PATIENCE).is_ok() {}
+            });
+            scope.spawn(move || {
+                let mut rank = one(1);
+                let mut links = begin(&mut rank, talks);
+                let mut given = rank.windows.share(&mut links, rank.stream, Duration::from_millis(500));
+                assert_eq!(given.unwrap_err().number("rank"), Some(2));
+                given = (0..40).try_for_each(|_| {
+                    let null = with.then(|| std::fs::File::open("/dev/null").unwrap().into());
+                    links.send(0, &vec![0; if with { 0 } else { 60_000 }], null)
+                });
+                given.unwrap();
+                while links.event(PATIENCE).is_ok() {}
+            });
+            let mut rank = one(0);
+            let mut links = begin(&mut rank, own);
+            let error = rank.windows.share(&mut links, rank.stream, PATIENCE).unwrap_err();
+            let lost: Vec<u32> = links.lost().map(|(rank, _)| rank).collect();
+            assert_eq!(lost, [1]);
+            // What was kept comes first, and then rank 2 is still there.
+            let mut kept = 0;
+            while let Ok(Some((1, Event::Message { .. }))) = links.event(Duration::ZERO) {
+                kept += 1;
+            }
+            assert!(links.link(2).is_some());
+            (error, kept)
+        });
+        assert_eq!((error.kind(), error.number("rank")), (Kind::Exhausted, Some(1)), "{error}");
+        assert_eq!(kept, if with { 16 } else { (1 << 20) / 60_200 });
+    }
 }
 
 /// Parts whose digests are not those of the hello; and parts that are not what they are said to be, which only reading
@@ -275,6 +402,16 @@ fn other_bytes_than_announced_are_found() {
         let error = rank.windows.verify(rank.stream).unwrap_err();
         assert_eq!((error.kind(), error.number("rank")), (Kind::Corrupt, Some(1)), "{error}");
         assert_eq!(error.place(), "layer 0: another rank's part is not what it filled");
+        // By layer: each has its own error, and of the last one this rank has all pages.
+        let by_layer = [0, 1, 2, 3].map(|layer| rank.windows.verify_layer(layer, rank.stream));
+        let corrupt = |layer: usize| {
+            let own = plan(0, 2).part(layer, 1).unwrap();
+            let expected = if own.is_empty() { None } else { Some(format!("layer {layer}:")) };
+            let told = by_layer[layer].as_ref().err().map(|error| error.place()[..8].to_owned());
+            assert_eq!(told, expected);
+        };
+        (0..4).for_each(corrupt);
+        assert_eq!(rank.windows.verify_layer(4, rank.stream).unwrap_err().kind(), Kind::OutOfRange);
         drop(links);
     });
 }
@@ -290,10 +427,21 @@ fn ranks_that_disagree_refuse_each_other() {
             .into_iter()
             .rev()
             .collect();
-    let other = Plan::new(&reversed, Group { id: 0, rank: 1, ranks: 2 }, &sharding(grain())).unwrap();
-    for (theirs, place) in [
-        (Hello { rank: 1, plan: other.digest(), ..hello }, "a process with another plan"),
-        (Hello { rank: 1, geometry: [9; 32], ..hello }, "a process with another model"),
+    let group = |rank| Group { id: 0, rank, ranks: 2 };
+    let other = Plan::new(&reversed, group(1), &sharding(grain())).unwrap();
+    // The same tensors of the same sizes, in another order of layers.
+    let [ordered, swapped] = [(0, ["a", "b"]), (1, ["b", "a"])].map(|(rank, names)| {
+        let layers = names.map(|name| vec![tensor(name, 4 * grain(), 256)]);
+        Plan::new(&layers, group(rank), &sharding(grain())).unwrap()
+    });
+    for (hello, theirs, place) in [
+        (hello, Hello { rank: 1, plan: other.digest(), ..hello }, "a process with another plan"),
+        (
+            Hello { plan: ordered.digest(), ..hello },
+            Hello { rank: 1, plan: swapped.digest(), ..hello },
+            "a process with another plan",
+        ),
+        (hello, Hello { rank: 1, geometry: [9; 32], ..hello }, "a process with another model"),
     ] {
         let errors = thread::scope(|scope| {
             let [a, b] = [hello, theirs].map(|hello| {
@@ -302,8 +450,9 @@ fn ranks_that_disagree_refuse_each_other() {
             });
             [a.join().unwrap(), b.join().unwrap()]
         });
+        // Who reads the other's hello second may find that it has gone; the first always knows why.
+        assert!(errors.iter().any(|error| error.place() == place), "{errors:?}");
         for error in errors {
-            // Who reads the other's hello second may find that it has gone.
             assert!(error.kind() == Kind::PeerLost || error.place() == place, "{error}");
         }
     }
@@ -323,7 +472,7 @@ fn ranks_that_disagree_refuse_each_other() {
 }
 
 #[test]
-fn those_who_do_not_come_and_those_who_come_twice_are_named() {
+fn those_who_do_not_come_are_named() {
     let folder = Folder::new();
     let hello = Hello { group: 7, rank: 0, ranks: 3, geometry: MODEL, plan: MODEL, content: MODEL };
     let short = Limits { hello: Duration::from_millis(50), ..patient() };
@@ -335,9 +484,12 @@ fn those_who_do_not_come_and_those_who_come_twice_are_named() {
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     assert_eq!(Links::meet(&folder.0, hello, short, no_faults()).unwrap_err().kind(), Kind::TimedOut);
-    let _alive = std::os::unix::net::UnixListener::bind(&path).unwrap();
-    let error = Links::meet(&folder.0, hello, short, no_faults()).unwrap_err();
-    assert_eq!((error.kind(), error.place()), (Kind::Busy, "a second process of this rank"));
     let error = Links::meet(folder.0.join("none"), hello, short, no_faults()).unwrap_err();
+    assert!(error.kind() == Kind::Io && error.place().contains("open the rank's lock"), "{error}");
+    // A name that the system takes for a file and not for a socket.
+    let long = folder.0.join("long".repeat(30));
+    std::fs::create_dir(&long).unwrap();
+    let error = Links::meet(&long, hello, short, no_faults()).unwrap_err();
     assert!(error.kind() == Kind::Io && error.place().contains("listen"), "{error}");
+    assert_eq!(std::fs::read_dir(&long).unwrap().count(), 0);
 }

@@ -1,5 +1,5 @@
-//! The ring over real windows on the virtual clock, whose seeds delay and reorder whatever no edge orders: each use of a
-//! window compares every byte, at the time at which the use runs.
+//! The ring over real windows on the virtual clock, whose seeds delay and reorder whatever no edge orders: each use of
+//! a window compares every byte, at the time at which the use runs.
 
 use std::ops::Range;
 use std::sync::Arc;

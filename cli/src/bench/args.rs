@@ -34,6 +34,8 @@ pub enum Group {
     Nodes,
     /// A layer of sharded weights, from a peer and from the host.
     Pull,
+    /// Steps whose layers are pulled while others run.
+    Ring,
     /// A whole decode step in each order, captured.
     Step,
 }

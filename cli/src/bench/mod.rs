@@ -15,6 +15,7 @@ mod pull;
 pub mod result;
 mod reuse;
 mod rig;
+mod ring;
 mod row_shape;
 pub mod rows;
 mod rule;

@@ -40,42 +40,49 @@ fn word(rank: u32, layer: usize, at: u64) -> u64 {
     (u64::from(rank) << 48 | (layer as u64) << 32 | (at / 8)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
+/// Bytes of a layer on a device.
+pub fn layer_bytes(device: &dyn Probe, quick: bool) -> u64 {
+    let grain = device.granularity();
+    if quick { LAYER_QUICK.next_multiple_of(2 * grain) } else { LAYER }
+}
+
 fn words(rank: u32, layer: usize, bytes: u64) -> Vec<u8> {
     (0..bytes).step_by(8).flat_map(|at| word(rank, layer, at).to_le_bytes()).collect()
 }
 
-/// The windows of a rank, filled.
-fn filled(
+/// The windows of a rank, filled: so many layers, each as large as the buffer that they are filled from.
+pub fn filled(
     device: &Arc<dyn Probe>,
     rank: u32,
     source: Source,
     pulls: Pulls,
-    (layer_bytes, buffer): (u64, Slice),
+    (layers, buffer): (usize, Slice),
     stream: Stream,
 ) -> Result<Windows> {
-    let align = 256;
-    let tensors = vec![vec![Tensor { name: NAME.to_owned(), bytes: layer_bytes, align }]; LAYERS];
+    let (bytes, align) = (buffer.bytes(), 256);
+    let tensors = vec![vec![Tensor { name: NAME.to_owned(), bytes, align }]; layers];
     let patterns = Patterns::new(&[NAME])?;
     let sharding = Sharding { source, grain: device.granularity(), ..Sharding::new(patterns) };
     let plan = Plan::new(&tensors, Group { id: 0, rank, ranks: RANKS }, &sharding)?;
     let (base, faults): (Arc<dyn Device>, Arc<dyn Faults>) = (Arc::clone(device) as _, Arc::new(NoFaults));
     let mut windows = Windows::new(&base, plan, pulls, &faults)?;
-    for layer in 0..LAYERS {
-        device.write(buffer, &words(rank, layer, layer_bytes))?;
+    for layer in 0..layers {
+        device.write(buffer, &words(rank, layer, bytes))?;
         windows.fill(layer, NAME, buffer, stream)?;
         wait(&**device, stream)?;
     }
     Ok(windows)
 }
 
-fn wait(device: &dyn Probe, stream: Stream) -> Result<()> {
+/// Waits for everything enqueued on the stream.
+pub fn wait(device: &dyn Probe, stream: Stream) -> Result<()> {
     let event = device.event()?;
     device.record(event, stream)?;
     device.synchronize(event)
 }
 
 /// Both ranks give each other their parts.
-fn share(ranks: [&mut Windows; 2], stream: Stream) -> Result<()> {
+pub fn share(ranks: [&mut Windows; 2], stream: Stream) -> Result<()> {
     let failed = |error: std::io::Error| Error::new(Kind::Io, "bench").at(forebay::os::io_text(&error));
     let (a, b) = UnixStream::pair().map_err(failed)?;
     let results = thread::scope(|scope| {
@@ -109,34 +116,39 @@ fn stretches(device: &dyn Probe, bytes: u64) -> Result<[Slice; 2]> {
     Ok([make()?, make()?])
 }
 
-/// Compares every byte of both windows. Returns the number of words.
-fn compared(device: &dyn Probe, windows: &Windows, source: Source, stream: Stream) -> Result<u64> {
+/// Compares every byte of a layer's window with what its owner filled. Returns the number of words.
+pub fn compared(device: &dyn Probe, windows: &Windows, source: Source, layer: usize) -> Result<u64> {
     let own = windows.plan().group().rank;
+    let window = windows.tensor(layer, NAME)?;
+    let mut bytes = vec![0; window.bytes() as usize];
+    device.read(window, &mut bytes)?;
+    let parts: Vec<_> = (0..RANKS).map(|rank| windows.plan().part(layer, rank).unwrap_or_default()).collect();
+    let grain = windows.plan().grain();
     let mut checked = 0;
-    for layer in 0..LAYERS {
-        windows.pull(layer, stream)?;
-        wait(device, stream)?;
-        let window = windows.tensor(layer, NAME)?;
-        let mut bytes = vec![0; window.bytes() as usize];
-        device.read(window, &mut bytes)?;
-        let parts: Vec<_> =
-            (0..RANKS).map(|rank| windows.plan().part(layer, rank).unwrap_or_default()).collect();
-        let grain = windows.plan().grain();
-        for (found, at) in bytes.as_chunks().0.iter().zip((0..).step_by(8)) {
-            let owner = match source {
-                Source::Host => own,
-                Source::Peers => {
-                    (0..RANKS).zip(&parts).find(|(_, part)| part.contains(&(at / grain))).map_or(0, |it| it.0)
-                }
-            };
-            let (found, wanted) = (u64::from_le_bytes(*found), word(owner, layer, at));
-            if found != wanted {
-                return Err(differs(format!("layer {layer}, byte {at} of its window"), wanted, found));
+    for (found, at) in bytes.as_chunks().0.iter().zip((0..).step_by(8)) {
+        let owner = match source {
+            Source::Host => own,
+            Source::Peers => {
+                (0..RANKS).zip(&parts).find(|(_, part)| part.contains(&(at / grain))).map_or(0, |it| it.0)
             }
-            checked += 1;
+        };
+        let (found, wanted) = (u64::from_le_bytes(*found), word(owner, layer, at));
+        if found != wanted {
+            return Err(differs(format!("layer {layer}, byte {at} of its window"), wanted, found));
         }
+        checked += 1;
     }
     Ok(checked)
+}
+
+/// Pulls every layer and compares its window. Returns the number of words.
+fn all_compared(device: &dyn Probe, windows: &Windows, source: Source, stream: Stream) -> Result<u64> {
+    let one = |layer| {
+        windows.pull(layer, stream)?;
+        wait(device, stream)?;
+        compared(device, windows, source, layer)
+    };
+    (0..LAYERS).map(one).sum()
 }
 
 /// One figure: the pulls of a rank, in turn with single copies of as many bytes.
@@ -147,12 +159,11 @@ fn figure(
     source: Source,
     slice: Option<u64>,
 ) -> Result<Figure> {
-    let grain = device.granularity();
-    let layer = if asked.quick { LAYER_QUICK.next_multiple_of(2 * grain) } else { LAYER };
+    let layer = layer_bytes(&**device, asked.quick);
     let timer = Timer::new(device, asked.quick)?;
     let (stream, buffer) = (timer.stream(), device.allocate(layer)?);
-    let pulls = slice.map_or(Pulls { slice: u64::MAX }, |slice| Pulls { slice });
-    let make = |rank| filled(device, rank, source, pulls, (layer, buffer), stream);
+    let pulls = slice.map_or(Pulls { copy: u64::MAX }, |copy| Pulls { copy });
+    let make = |rank| filled(device, rank, source, pulls, (LAYERS, buffer), stream);
     let mut windows = make(0)?;
     match source {
         Source::Host => (),
@@ -169,7 +180,7 @@ fn figure(
             copies.push(copy);
         }
     }
-    let checked = compared(&**device, &windows, source, stream)?;
+    let checked = all_compared(&**device, &windows, source, stream)?;
     let gpu = device.facts()?.gpu.is_some();
     let ceiling = match source {
         Source::Host if gpu => ("copy engine", bytes as f64 / ceilings.copy_up * 1e6),
@@ -192,7 +203,7 @@ fn figure(
 /// # Errors
 /// Errors of the device, of memory, and of a byte that differs.
 pub fn pull(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
-    let slice = Some(Pulls::default().slice);
+    let slice = Some(Pulls::default().copy);
     asked.progress.inc_length(3);
     [(Source::Peers, slice), (Source::Peers, None), (Source::Host, slice)]
         .into_iter()
@@ -211,14 +222,14 @@ mod tests {
         let (stream, layer) = (device.stream().unwrap(), 4 * device.granularity());
         let buffer = device.allocate(layer).unwrap();
         let make =
-            |rank| filled(&device, rank, Source::Peers, Pulls::default(), (layer, buffer), stream).unwrap();
+            |rank| filled(&device, rank, Source::Peers, Pulls::default(), (LAYERS, buffer), stream).unwrap();
         let (mut first, mut second) = (make(0), make(1));
         share([&mut first, &mut second], stream).unwrap();
         let words = layer / 8 * LAYERS as u64;
         for windows in [&first, &second] {
-            assert_eq!(compared(&*device, windows, Source::Peers, stream), Ok(words));
+            assert_eq!(all_compared(&*device, windows, Source::Peers, stream), Ok(words));
         }
-        let error = compared(&*device, &second, Source::Host, stream).unwrap_err();
+        let error = compared(&*device, &second, Source::Host, 0).unwrap_err();
         assert_eq!(error.place(), "layer 0, byte 0 of its window");
     }
 }

@@ -16,7 +16,7 @@ use super::asked::Asked;
 use super::host_memory::{self, Pool};
 use super::json_lines::Lines;
 use super::result::{Figure, Measured, Options};
-use super::{fetch, json, nodes, picture, pull, rows, rule, step, text, timer};
+use super::{fetch, json, nodes, picture, pull, ring, rows, rule, step, text, timer};
 use crate::input::device::{DeviceName, Pinned, ProbeOptions, Target};
 use crate::present::html::page;
 use crate::present::output::{self, Results};
@@ -37,6 +37,7 @@ impl Group {
             Group::WarmUp => fetch::warm_up,
             Group::Nodes => nodes::nodes,
             Group::Pull => pull::pull,
+            Group::Ring => ring::ring,
             Group::Step => step::figures,
         }
     }
@@ -46,7 +47,7 @@ impl Group {
         match self {
             Group::Gather | Group::Scatter | Group::WarmUp => host_memory::LEAST,
             Group::ResolveGather => fetch::SEQUENCES_LEAST,
-            Group::Resolve | Group::Commit | Group::Nodes | Group::Pull | Group::Step => 0,
+            Group::Resolve | Group::Commit | Group::Nodes | Group::Pull | Group::Ring | Group::Step => 0,
         }
     }
 }

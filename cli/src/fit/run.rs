@@ -29,7 +29,7 @@ impl LinkRates {
         measured.rates = None;
         file.link = Link::Rates(self.rates);
         file.measured.retain(|part| *part != Part::Link);
-        file.forebay_setup = setup::VERSION;
+        file.forebay_setup = file.forebay_setup.max(setup::STATED);
         match self.measured_on {
             Some(device) => {
                 file.measured.push(Part::Link);

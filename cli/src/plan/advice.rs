@@ -106,7 +106,8 @@ pub fn of(points: &[&Point], least_otps: f64) -> Advice {
         let why = points.iter().find_map(|point| Some(beyond(point, point.planned.as_ref().err()?)));
         return Advice::to(false, format!("Nothing fits{}.", why.unwrap_or_default()));
     };
-    if first.on.is_none() {
+    let dense = first.planned.as_ref().is_ok_and(|planned| planned.notes.contains(&Note::Dense));
+    if first.on.is_none() || dense {
         return by_memory(points);
     }
     match known(points).filter(|it| it.1.offloads() && it.2.outcome.otps >= least_otps).max_by(by_yield) {

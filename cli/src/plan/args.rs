@@ -21,6 +21,10 @@ Eight ranks of a host share the attention weights of DeepSeek-R1 instead of keep
 
   forebay plan --model deepseek-r1 --gpu 80GB --context 4K --shard mla --dp 8
 
+Do they wait for each other's weights on 8 H20, and does it pay?
+
+  forebay plan --setup r1-h20 --gpu 96GiB --context 4K --shard o_proj --dp 8
+
 Lists, separated by commas, make a sweep: one plan for each combination.
 Sizes have a unit: 80GiB, 141GB. Tokens: 4096, 32K (of 1024 each).
 A batch that fits with all rows on the device needs no offload; the plan says so. With --setup each plan is simulated, \

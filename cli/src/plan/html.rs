@@ -4,6 +4,7 @@ use forebay::predict::plan::Note;
 
 use super::advice;
 use super::deployment::Deployed;
+use super::pulls;
 use super::result::Point;
 use super::settings::{Advised, Settings};
 use super::text::{BY_ROOFLINE, given, misses_notes, of_setting};
@@ -260,12 +261,14 @@ pub fn page(all: &[Point], least_otps: f64) -> String {
     let said = several.map(|(name, advice)| of_setting(name, &advice.sentence));
     let elastic = advised.elastic().map(|(name, sentence)| of_setting(name, sentence));
     let shared = all.first().map(|first| given(first, all)).unwrap_or_default();
+    let shards = pulls::sentences(all).map(|(point, said)| of_setting(&settings.name(point), &said));
     let rests = || all.iter().filter_map(|point| Some(&point.on.as_ref()?.provenance));
     let section = Section {
         title: all.first().map_or(String::new(), |point| point.model.clone()),
         warning: (!warnings.is_empty()).then(|| warnings.join(" ")),
         facts: said
             .chain(elastic)
+            .chain(shards)
             .chain(provenance::sentences(rests()))
             .chain(shared)
             .chain(facts(all))

@@ -276,7 +276,9 @@ pub fn text(points: &[Point], least_otps: f64) -> Result<Vec<u8>> {
         context: point.demand.context,
         mtp: point.demand.query_rows,
         deployment: deployment(point),
-        weights: point.weighed.as_deref().map(weights),
+        weights: point.weighed.as_deref().map(|weighed| {
+            weights(weighed, point.compared.as_ref().and_then(|compared| compared.as_ref().ok()))
+        }),
         asked: Asked::of(&point.demand),
         on: point.on.as_ref().map(|on| machine(on, point)),
         gain: point.gain.as_ref().map(|gain| yields(gain, point)),

@@ -5,6 +5,7 @@ pub mod args;
 mod deployment;
 mod html;
 mod json;
+mod pulls;
 pub mod result;
 pub mod run;
 mod settings;

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use forebay::predict::plan::{Demand, Note, Planned};
 use forebay::predict::provenance::Provenance;
+use forebay::predict::sharded::Compared;
 use forebay::predict::simulate::Outcome;
 use forebay::predict::worth::Baseline;
 use forebay::{Error, Result};
@@ -49,6 +50,8 @@ pub struct Point {
     pub on: Option<On>,
     /// The plan, or why there is none.
     pub planned: Result<Planned>,
+    /// What sharding gives, with a setup and shards; an error where the setup's costs do not reach.
+    pub compared: Option<Result<Compared>>,
     /// Why its yield is not known.
     pub unknown: Option<Error>,
     /// Its yield, with a setup.

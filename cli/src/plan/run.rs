@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 use forebay::predict::plan::{self, Batch, Demand, FEW_SLOTS, Note, Ratio};
 use forebay::predict::setup::{Costs, Setup};
+use forebay::predict::sharded::{self, Asked, Compared};
 use forebay::predict::simulate::Options;
 use forebay::predict::weights::{self, Attention, Checkpoint, NODE_GPUS};
 use forebay::predict::worth::{self, Aim, Priced};
@@ -73,7 +74,10 @@ impl Subject {
     fn weigh(&self, arguments: &WeightArguments, deployed: &Deployed, query_rows: u32) -> Result<Weighed> {
         let drafts = query_rows > 1 || self.shape.draft_layers > 0;
         match &self.checkpoint {
-            Some(checkpoint) => arguments.weigh(checkpoint, deployed, self.shape, drafts),
+            Some(checkpoint) => {
+                let of_setup = self.setup.as_ref().map(|setup| setup.file().model.weights());
+                arguments.weigh(checkpoint, deployed, of_setup, (self.shape, drafts))
+            }
             None => Err(Error::new(Kind::InvalidConfig, "plan")
                 .at(match arguments.need_checkpoint() {
                     Some(option) => format!("{option}: no checkpoint of {} is known", self.name),
@@ -119,15 +123,24 @@ impl Arguments {
                 .at("--micro-batches: the simulator runs a step as one or two micro-batches")
                 .hint("pass 1 or 2, or plan without --setup"));
         }
+        let dense_alone = |setup: &Setup| setup.is_dense() && self.modules.shard.is_empty();
+        let checked = |setup: Setup| {
+            match dense_alone(&setup) {
+            true => Err(Error::new(Kind::InvalidConfig, "plan")
+                .at("--setup: attention of this model is dense, so that nothing can be offloaded and simulated")
+                .hint("pass --shard to plan sharded weights on it, or plan without --setup")),
+            false => Ok(setup),
+        }
+        };
         // The setup's costs are for its own GPUs. For others the library prices the differences, or refuses.
         let on_gpus = |setup: Setup| match self.gpus {
             Some(gpus) => setup.on_gpus(gpus),
             None => Ok(setup),
         };
         if self.model.is_empty() {
-            return Ok(vec![Subject::of(on_gpus(setup)?, self.longest)?]);
+            return Ok(vec![Subject::of(checked(on_gpus(setup)?)?, self.longest)?]);
         }
-        let of = |model: &Model| Subject::of(on_gpus(setup.of_model(model.name)?)?, self.longest);
+        let of = |model: &Model| Subject::of(checked(on_gpus(setup.of_model(model.name)?)?)?, self.longest);
         self.model.iter().map(of).collect()
     }
 
@@ -266,6 +279,7 @@ fn plain(subject: &Subject, deployed: &Deployed, job: &Job) -> Result<Point> {
         weighed: job.weighed.clone(),
         on: None,
         planned: fit(plan::plan(&job.demand))?,
+        compared: None,
         unknown: None,
         gain: None,
         alone: None,
@@ -350,6 +364,25 @@ fn priced(
     Ok(point)
 }
 
+/// What sharding gives on `setup`; none without shards. Costs that do not reach are a result.
+fn compared(setup: &Setup, job: &Job) -> Result<Option<Result<Compared>>> {
+    let Some(weighed) = &job.weighed else { return Ok(None) };
+    let Some(sharded) = &weighed.sharded else { return Ok(None) };
+    let Job { demand, accept, .. } = job;
+    let asked = Asked {
+        setup,
+        plan: &sharded.plan,
+        demand,
+        unsharded: weighed.unsharded,
+        by_heads: Some(weighed.by_heads),
+        accept: *accept,
+    };
+    match asked.compare() {
+        Err(error) if !worth::is_unknown(&error) => Err(error),
+        compared => Ok(Some(compared)),
+    }
+}
+
 /// All plans of one model.
 fn planned(
     arguments: &Arguments,
@@ -365,7 +398,10 @@ fn planned(
     let note = source.note(setup, jobs.iter().map(|job| job.demand.context));
     for mut linked in arguments.machine.of(setup)? {
         let on = On {
-            provenance: source.provenance(linked.simulator.setup()),
+            provenance: match arguments.modules.shard.is_empty() {
+                true => source.provenance(linked.simulator.setup()),
+                false => source.provenance(linked.simulator.setup()).with_assumptions(&sharded::ASSUMPTIONS),
+            },
             link: linked.link.clone(),
             accept: 1.0,
             gpu: setup.file().gpu.memory_gib * f64::from(1 << 30),
@@ -373,7 +409,16 @@ fn planned(
             misses_note: note.clone(),
         };
         for job in jobs {
-            done(priced(arguments, subject, &deployed, job, &on, &mut linked, &mut source)?);
+            let compared = compared(linked.simulator.setup(), job)?;
+            let point = match setup.is_dense() {
+                // The simulator has no step that selects nothing.
+                true => Point {
+                    on: Some(On { accept: job.accept, ..on.clone() }),
+                    ..plain(subject, &deployed, job)?
+                },
+                false => priced(arguments, subject, &deployed, job, &on, &mut linked, &mut source)?,
+            };
+            done(Point { compared, ..point });
         }
     }
     Ok(())

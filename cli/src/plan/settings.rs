@@ -163,6 +163,7 @@ mod tests {
                 weighed: None,
                 on: None,
                 planned: Ok(planned.clone()),
+                compared: None,
                 unknown: None,
                 gain: None,
                 alone: None,

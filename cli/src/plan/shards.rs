@@ -1,8 +1,9 @@
 //! The weights on one GPU: by module, in which dtype and division, and what sharding over a host's ranks saves.
 //!
 //! The options name degrees; what they mean in bytes is the library's ([`Checkpoint`], `forebay::weights`). Bytes need
-//! no setup, and a setup's costs are those of its own weights, so `--setup` excludes these options: a plan with both
-//! would show the memory of one engine and the speed of another.
+//! no setup. A setup's costs are those of its own weights, so `--setup` excludes the options that change what a GPU
+//! computes (dtype and degrees): a plan with both would show the memory of one engine and the speed of another. Shards
+//! do not change what is computed, only what a step waits for, which the library predicts from the setup.
 //!
 //! A degree that the deployment cannot have (more ranks than GPUs) is an error here, because the library counts bytes
 //! and not GPUs.
@@ -38,11 +39,11 @@ pub struct WeightArguments {
     pub redundant_experts: Option<u32>,
     /// Weights that the ranks of a host share instead of each keeping them: o_proj, mla, or a pattern of names such as
     /// '*.o_proj.*' (docs/planner.md).
-    #[arg(long, value_name = "o_proj|mla|GLOB", value_delimiter = ',', conflicts_with_all = ["setup", "weights"])]
+    #[arg(long, value_name = "o_proj|mla|GLOB", value_delimiter = ',', conflicts_with = "weights")]
     pub shard: Vec<String>,
     /// Data-parallel ranks of one host that share weights, beside --gpus [default: as many as a node has].
-    #[arg(long, value_name = "N", value_parser = sizes::gpus, allow_negative_numbers = true,
-          conflicts_with_all = ["setup", "weights"])]
+    #[arg(long, value_name = "N", value_parser = sizes::gpus, allow_negative_numbers = true, requires = "shard",
+          conflicts_with = "weights")]
     pub dp: Option<u32>,
     /// Where a sharded layer's missing bytes come from: the other ranks' GPUs, or the rank's own pinned host memory
     /// [default: peers].
@@ -85,6 +86,10 @@ pub struct Weighed {
     pub modules: Vec<ModuleBytes>,
     /// Bytes on the GPU, with sharding in whole granules.
     pub on_gpu: u64,
+    /// Bytes on the GPU without sharding.
+    pub unsharded: u64,
+    /// Bytes on the GPU if all GPUs divide attention by heads and nothing is sharded.
+    pub by_heads: u64,
     /// What is sharded.
     pub sharded: Option<Sharded>,
 }
@@ -211,7 +216,7 @@ impl WeightArguments {
         Ok(division)
     }
 
-    /// The weights on each GPU of a deployment.
+    /// The weights on each GPU of a deployment, in the dtype of the setup, if there is one.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] names the option with a degree that the model or the deployment cannot have; errors of
@@ -220,10 +225,13 @@ impl WeightArguments {
         &self,
         checkpoint: &Checkpoint,
         deployed: &Deployed,
-        shape: Shape,
-        drafts: bool,
+        of_setup: Option<WeightDtype>,
+        (shape, drafts): (Shape, bool),
     ) -> Result<Weighed> {
-        let (dtype, name) = dtype(self.weight_dtype.unwrap_or(Dtype::Fp8));
+        let (dtype, name) = match of_setup {
+            Some(dtype) => (dtype, named(dtype)),
+            None => dtype(self.weight_dtype.unwrap_or(Dtype::Fp8)),
+        };
         let division = self.division(checkpoint, deployed)?;
         let whole = checkpoint.divided(&division, dtype, drafts);
         let ranks = self.ranks(deployed);
@@ -242,17 +250,29 @@ impl WeightArguments {
             (whole - sharded.plan.whole()).saturating_add(sharded.rounded.bytes.device())
         });
         let modules = checkpoint.by_module(&division, dtype, drafts);
-        Ok(Weighed { dtype: name, division, modules, on_gpu, sharded })
+        let by_heads = checkpoint.divided(&Division::of(deployed.gpus, Attention::Tensor), dtype, drafts);
+        Ok(Weighed { dtype: name, division, modules, on_gpu, unsharded: whole, by_heads, sharded })
     }
 }
 
 const fn dtype(name: Dtype) -> (WeightDtype, &'static str) {
-    match name {
-        Dtype::Fp8 => (WeightDtype::Fp8, "fp8"),
-        Dtype::Bf16 => (WeightDtype::Bf16, "bf16"),
-        Dtype::Int8 => (WeightDtype::Int8, "int8"),
-        Dtype::Int4 => (WeightDtype::Int4, "int4"),
-        Dtype::Nvfp4 => (WeightDtype::Nvfp4, "nvfp4"),
+    let dtype = match name {
+        Dtype::Fp8 => WeightDtype::Fp8,
+        Dtype::Bf16 => WeightDtype::Bf16,
+        Dtype::Int8 => WeightDtype::Int8,
+        Dtype::Int4 => WeightDtype::Int4,
+        Dtype::Nvfp4 => WeightDtype::Nvfp4,
+    };
+    (dtype, named(dtype))
+}
+
+const fn named(dtype: WeightDtype) -> &'static str {
+    match dtype {
+        WeightDtype::Fp8 => "fp8",
+        WeightDtype::Bf16 => "bf16",
+        WeightDtype::Int8 => "int8",
+        WeightDtype::Int4 => "int4",
+        WeightDtype::Nvfp4 => "nvfp4",
     }
 }
 

@@ -7,6 +7,7 @@ use forebay::predict::weights::Attention;
 use forebay::weights::{Bytes, Closing, Source};
 
 use super::deployment::Deployed;
+use super::pulls;
 use super::result::{Gain, Point, Slow};
 use super::settings::{Advised, Settings};
 use super::shards::{Counted, Sharded, Weighed};
@@ -30,6 +31,13 @@ pub fn report(points: &[Point], least_otps: f64, look: Look) -> String {
     say("");
     say(&plans(points, look));
     say("");
+    let settings = Settings::of(points);
+    if let Some(table) = pulls::table(points, |point| settings.name(point), look) {
+        say(&table);
+        say("");
+        let beside = if points.iter().any(|point| point.gain.is_some()) { NOT_INCLUDED } else { "" };
+        say(&format!("{SHARDED}{beside}"));
+    }
     for note in notes(points) {
         say(&format!("[{}] {}.", letter(note), capital(note.describe())));
     }
@@ -43,6 +51,7 @@ pub fn report(points: &[Point], least_otps: f64, look: Look) -> String {
     provenance::assumptions(rests()).iter().for_each(|assumed| say(&format!("Assumed: {assumed}.")));
     say("");
     advised.all().for_each(|(setting, advice)| say(&of_setting(setting, &advice.sentence)));
+    pulls::sentences(points).for_each(|(point, sentence)| say(&of_setting(&settings.name(point), &sentence)));
     out
 }
 
@@ -68,6 +77,12 @@ fn definitions(priced: bool) -> String {
          budget are not counted. {own}"
     )
 }
+
+/// The meaning of the table of ways to keep weights.
+const SHARDED: &str = "Weights: whole on each GPU; sharded, the parts of other ranks pulled; or whole but for o_proj, \
+    which the ranks divide, so that activations move; or by heads (--attention tp), with a batch of all GPUs. Batch: \
+    the most sequences with all rows on the device. Gain: tokens a second beyond those of resident weights.";
+const NOT_INCLUDED: &str = " Tokens a second of the first table do not include what a step waits for pulls.";
 
 /// The mark of a plan whose costs come from a roofline, and its meaning.
 const ROOFLINE: char = 'r';
@@ -216,7 +231,7 @@ fn weighed(point: &Point, weighed: &Weighed) -> Vec<String> {
     ));
     lines.push(format!(
         "Saved: {} a GPU ({} before rounding), the latent rows of {} tokens. A pull moves up to {} of a layer's {} \
-         ({} of {} before rounding); its time is not in this plan",
+         ({} of {} before rounding){}",
         saved(rounded),
         saved(exact),
         grouped(rounded.tokens as f64),
@@ -224,7 +239,9 @@ fn weighed(point: &Point, weighed: &Weighed) -> Vec<String> {
         size(rounded.layer),
         size(exact.pull),
         size(exact.layer),
+        if point.on.is_none() { "; its time needs --setup" } else { "" },
     ));
+    lines.extend(pulls::lines(point));
     lines
 }
 

@@ -1,9 +1,11 @@
 //! The weights of a plan as JSON: the object `weights` of an entry, as `docs/json.md` describes.
 
+use forebay::predict::sharded::{Compared, Pulled, Step};
 use forebay::predict::weights::ModuleBytes;
 use forebay::weights::{Closing, Source};
 use serde::Serialize;
 
+use super::pulls;
 use super::shards::{Counted, Sharded, Weighed};
 
 /// The weights on one GPU.
@@ -18,6 +20,82 @@ pub struct Weights<'a> {
     modules: Vec<Module>,
     #[serde(flatten)]
     sharded: Option<Shards<'a>>,
+    #[serde(flatten)]
+    times: Option<Times>,
+}
+
+/// What sharding gives on a setup.
+#[derive(Serialize)]
+struct Times {
+    pull_us: Option<f64>,
+    exposed_us: Option<Exposed>,
+    batch: Ways<u32>,
+    throughput: Ways<f64>,
+    layer_us: Ways<f64>,
+    step_us: Ways<f64>,
+    activations: Option<Moved>,
+    gain: Option<f64>,
+    pays: bool,
+    verdict: &'static str,
+    sentence: String,
+}
+
+/// A value by the way in which the weights are kept; none where that has no room.
+#[derive(Serialize)]
+struct Ways<T> {
+    resident: Option<T>,
+    sharded: Option<T>,
+    activations: Option<T>,
+    by_heads: Option<T>,
+}
+
+#[derive(Serialize)]
+struct Exposed {
+    total: f64,
+    layers: Vec<f64>,
+    wrap: f64,
+    wrapped: &'static str,
+}
+
+#[derive(Serialize)]
+struct Moved {
+    saved_bytes: u64,
+    layer_bytes: f64,
+    collectives_us: f64,
+}
+
+fn times(sharded: &Sharded, compared: &Compared) -> Times {
+    fn ways<T>(compared: &Compared, of: impl Fn(&Step) -> T) -> Ways<T> {
+        Ways {
+            resident: compared.resident.as_ref().map(&of),
+            sharded: compared.sharded.as_ref().map(|pulled| of(&pulled.step)),
+            activations: compared.moved.as_ref().map(|moved| of(&moved.step)),
+            by_heads: compared.by_heads.as_ref().map(&of),
+        }
+    }
+    let exposed = |pulled: &Pulled| Exposed {
+        total: pulled.exposed.us(),
+        layers: pulled.exposed.layers_us.clone(),
+        wrap: pulled.exposed.wrap_us,
+        wrapped: pulls::wrap(pulled.wrap),
+    };
+    Times {
+        pull_us: compared.sharded.as_ref().map(|pulled| pulled.pull_us),
+        exposed_us: compared.sharded.as_ref().map(exposed),
+        batch: ways(compared, |step| step.batch),
+        throughput: ways(compared, |step| step.throughput),
+        layer_us: ways(compared, |step| step.layer_us),
+        step_us: ways(compared, |step| step.step_us),
+        activations: compared.moved.as_ref().map(|moved| Moved {
+            saved_bytes: moved.saved,
+            layer_bytes: moved.bytes,
+            collectives_us: moved.collectives_us,
+        }),
+        gain: compared.gain(),
+        pays: pulls::pays(compared.verdict),
+        verdict: pulls::verdict(compared.verdict),
+        sentence: pulls::sentence(sharded, compared),
+    }
 }
 
 #[derive(Serialize)]
@@ -91,7 +169,7 @@ fn shards(sharded: &Sharded) -> Shards<'_> {
 }
 
 /// The object `weights`.
-pub fn weights(weighed: &Weighed) -> Weights<'_> {
+pub fn weights<'a>(weighed: &'a Weighed, compared: Option<&Compared>) -> Weights<'a> {
     let module = |bytes: &ModuleBytes| Module {
         module: bytes.module.describe(),
         whole_bytes: bytes.whole,
@@ -106,5 +184,6 @@ pub fn weights(weighed: &Weighed) -> Weights<'_> {
         redundant_experts: weighed.division.redundant,
         modules: weighed.modules.iter().map(module).collect(),
         sharded: weighed.sharded.as_ref().map(shards),
+        times: weighed.sharded.as_ref().zip(compared).map(|(sharded, compared)| times(sharded, compared)),
     }
 }

@@ -8,8 +8,8 @@
 //! engine's collectives ([`collective`](super::ClockDevice::collective)). Its two directions are one number: every rank
 //! of a group pulls as much as it serves, so that both directions carry the same, and each has the rate of one. Device
 //! memory's bandwidth is not divided among operations here, neither for peer copies, which write it and by which other
-//! ranks read it, nor for anything else: a demand's time says nothing of the bytes that it moves. Whoever knows them
-//! adds the time to the demand, as [`pulls`](crate::predict::pulls) does by the roofline.
+//! ranks read it, nor for anything else: a demand's time says nothing of the bytes that it moves. A caller that
+//! knows them adds the time to the demand, as `predict::sharded` does by the roofline.
 //!
 //! The default table is computed from the terms of the kernels (`kernels`).
 

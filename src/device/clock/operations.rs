@@ -166,7 +166,7 @@ impl Device for ClockDevice {
     fn import_backing(&self, descriptor: OwnedFd, bytes: u64, protection: Protection) -> Result<Backing> {
         let backing = match &self.beneath {
             Some(beneath) => beneath.device.import_backing(descriptor, bytes, protection)?,
-            // There is no memory to be had: only its addresses count, and the descriptor is closed.
+            // Nothing is stored: only addresses count, and the descriptor is closed.
             None => {
                 let mut state = self.state.lock();
                 state.ranges.importable(bytes)?;

@@ -94,7 +94,7 @@ impl Copier {
     }
 
     /// Copies one stretch of any length, alignment and overlap. A long one is written past the caches where the machine
-    /// can: whoever reads it next finds little of it there, and no line is read only to be overwritten.
+    /// can: what reads it next finds little of it there, and no line is read only to be overwritten.
     ///
     /// # Safety
     /// Both ends are valid for `bytes` bytes, and this copier came from [`Copier::all`].

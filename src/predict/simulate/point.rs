@@ -30,7 +30,8 @@ impl Point {
     /// Checks that the point can be simulated on `setup`.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] names the field, or says that attention is dense; [`Kind::OutOfRange`] for a larger batch than the simulator supports.
+    /// [`Kind::InvalidConfig`] names the field, or says that attention is dense; [`Kind::OutOfRange`] for a larger
+    /// batch than the simulator supports.
     pub fn check(&self, setup: &Setup) -> Result<()> {
         if setup.is_dense() {
             return Err(bad("model: dense attention selects nothing; the simulator needs a top-k"));

@@ -1,20 +1,8 @@
 //! Captured steps: what the ring knows after a capture, and the edges around a launch.
 
-use super::{Buffer, Pull, Pulling, Ring, wrong};
+use super::{Buffer, Pull, Pulling, Ring, Wrap, wrong};
 use crate::device::Stream;
 use crate::error::{Kind, Result};
-
-/// How a captured step treats the pulls of the next step's first layers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Wrap {
-    /// They are in the graph, which ends behind them. A launch takes longer by the part of such a pull that is longer
-    /// than the work behind the buffer's last use: max(0, pull - tail).
-    #[default]
-    Joined,
-    /// They are enqueued behind the launch, and the next launch waits for them: it begins later by the part that is
-    /// longer than the time between two launches, max(0, pull - gap).
-    Behind,
-}
 
 impl<P: Pull> Ring<P> {
     /// Brings the ring back to the border after a capture, in which nothing ran: the buffers hold what [`Ring::begin`]
@@ -37,8 +25,8 @@ impl<P: Pull> Ring<P> {
         }
     }
 
-    /// Launches a graph that contains a step of this ring: `launch` enqueues it on `stream`. The launch is ordered after
-    /// the pulls before it, and the pulls behind it after the launch.
+    /// Launches a graph that contains a step of this ring: `launch` enqueues it on `stream`. The launch is ordered
+    /// after the pulls before it, and the pulls behind it after the launch.
     ///
     /// # Errors
     /// [`Kind::Busy`] while a step is open; those of [`Ring::begin`], before anything is launched; [`Kind::PeerLost`]
@@ -59,8 +47,12 @@ impl<P: Pull> Ring<P> {
             let Some(Buffer { stream: own, paced, .. }) = self.buffers.get(at) else { continue };
             self.device.edge(*paced, stream, *own)?;
             let Some(first) = self.first(at) else { continue };
-            // A launch that was refused half-way may have changed what the buffers hold.
-            if launched.is_err() || (self.options.wrap == Wrap::Behind && self.turns(at)) {
+            if launched.is_err() {
+                // A launch that was refused half-way may have changed what the buffer holds.
+                self.forget(at);
+                continue;
+            }
+            if self.options.wrap == Wrap::Behind && self.turns(at) {
                 self.turn_to(at, first, false)?;
             } else if let Some(holds) = self.buffers.get_mut(at).and_then(|buffer| buffer.holds.as_mut()) {
                 holds.arrived = false;

@@ -21,21 +21,21 @@
 //! **Draft layers** run once for each draft pass. A use whose buffer's next use is of the same layer releases nothing:
 //! the layer stays where it is, and its uses count as one.
 //!
-//! **The border.** Between steps each buffer holds the layer that uses it first, or has its pull enqueued. A step's last
-//! use of a buffer begins that pull. [`Ring::begin`] enqueues what is missing: at the start, after a step that was
+//! **The border.** Between steps each buffer holds the layer that uses it first, or has its pull enqueued. A step's
+//! last use of a buffer begins that pull. [`Ring::begin`] enqueues what is missing: at the start, after a step that was
 //! abandoned, and after a layer was made sharded again. So the pulls of the first layers come before everything else.
 //!
-//! **Captured steps.** The hooks notice that a stream is being captured. Arrivals from before the capture are not waited
-//! for inside it: [`Ring::launch`] orders the launch after them. The pulls of all layers are nodes of the graph, also
-//! of those that are resident at present, so a layer can become resident or sharded between two launches. How the graph
-//! ends is [`Wrap`]. A graph and single calls can take turns.
+//! **Captured steps.** The hooks notice that a stream is being captured. Arrivals from before the capture are not
+//! waited for inside it: [`Ring::launch`] orders the launch after them. The pulls of all layers are nodes of the graph,
+//! also of those that are resident at present, so a layer can become resident or sharded between two launches. How the
+//! graph ends is [`Wrap`]. A graph and single calls can take turns.
 //!
 //! **Bounds and pace.** A buffer's stream has one pull, so no more copies run at once than there are buffers.
 //! [`RingOptions::parts`] cuts pulls into parts that begin at later points of the compute stream, for engines whose
 //! collectives need the link in between.
 //!
-//! **Errors** name the layer, and the rank if there is one. They change nothing that was enqueued: the step is abandoned
-//! as any other, and then [`Ring::abandon`] brings the ring back to the border.
+//! **Errors** name the layer, and the rank if there is one. They change nothing that was enqueued: the step is
+//! abandoned as any other, and then [`Ring::abandon`] brings the ring back to the border.
 //!
 //! **Costs.** A layer costs one record and one wait a micro-batch, one record and its copies; the ring allocates
 //! nothing after its construction and waits for nothing, except in the calls that say so.
@@ -44,10 +44,11 @@
 //! of one that died), and orders nothing that reads a window on another stream than the one passed to [`Ring::enter`].
 
 mod launch;
+mod options;
 mod pull;
 mod resident;
 
-pub use launch::Wrap;
+pub use options::{RingOptions, Wrap};
 pub use pull::Pull;
 
 use super::window::{Windows, refused};
@@ -56,27 +57,6 @@ use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
 
 const OPERATION: &str = "ring of weights";
-
-/// What a ring is made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RingOptions {
-    /// The last layers of the model that run once for each draft pass.
-    pub draft_layers: usize,
-    /// The most micro-batches of a step, at least 1.
-    pub micro_batches: usize,
-    /// Parts of a pull, at least 1. The first begins with the pull; a further one at each later [`Ring::enter`],
-    /// [`Ring::leave`] and [`Ring::advance`]. What is left when the layer is entered is enqueued then.
-    pub parts: usize,
-    /// How a captured step ends.
-    pub wrap: Wrap,
-}
-
-impl Default for RingOptions {
-    /// No draft layers, one micro-batch, pulls in one part, joined in the graph.
-    fn default() -> RingOptions {
-        RingOptions { draft_layers: 0, micro_batches: 1, parts: 1, wrap: Wrap::Joined }
-    }
-}
 
 /// A pull, as far as it is enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -264,10 +244,12 @@ impl<P: Pull> Ring<P> {
         self.complete(buffer)
     }
 
-    /// Checks that a pull of the layer reads no rank that ended.
+    /// Checks that the layer needs no rank that ended. A graph may pull a layer that is whole at present from the
+    /// memory of such a rank: it is still mapped, and what is written is not used.
     fn alive(&self, layer: usize) -> Result<()> {
         match self.lost.iter().find(|rank| self.pulls.reads(layer, **rank)) {
             None => Ok(()),
+            Some(_) if self.pulls.is_whole(layer) => Ok(()),
             Some(rank) => Err(refused(Kind::PeerLost, layer, "it is pulled from a rank that ended")
                 .with("rank", *rank)
                 .hint("make the layer resident, or start the rank again")),
@@ -279,9 +261,7 @@ impl<P: Pull> Ring<P> {
         self.forget(buffer);
         // A graph has the copies of a layer that is resident too: it may be sharded when the graph is launched.
         let copies = if !captured && self.pulls.is_whole(layer) { 0 } else { self.pulls.copies(layer)? };
-        if copies > 0 {
-            self.alive(layer)?;
-        }
+        self.alive(layer)?;
         if let Some(buffer) = self.buffers.get_mut(buffer) {
             buffer.holds = Some(Pulling { layer, enqueued: 0, copies, arrived: false, captured });
         }
@@ -380,8 +360,8 @@ impl<P: Pull> Ring<P> {
     ///
     /// # Errors
     /// [`Kind::InvalidState`] for a layer out of order, for one whose buffer another micro-batch has not left, without
-    /// [`Ring::begin`], and for a micro-batch on two streams; [`Kind::OutOfRange`] for a layer or micro-batch that there
-    /// is not; those of [`Windows::pull_some`].
+    /// [`Ring::begin`], and for a micro-batch on two streams; [`Kind::OutOfRange`] for a layer or micro-batch that
+    /// there is not; those of [`Windows::pull_some`].
     pub fn enter(&mut self, layer: usize, micro_batch: usize, stream: Stream) -> Result<()> {
         let Some((mut open, reader, buffer)) = self.reader(layer, micro_batch, stream)? else {
             return Ok(());
@@ -420,8 +400,8 @@ impl<P: Pull> Ring<P> {
         Ok(())
     }
 
-    /// A micro-batch's use of a layer ends with the work that is enqueued on `stream` now. When the last micro-batch has
-    /// left it, the pull of the buffer's next layer begins.
+    /// A micro-batch's use of a layer ends with the work that is enqueued on `stream` now. When the last micro-batch
+    /// has left it, the pull of the buffer's next layer begins.
     ///
     /// # Errors
     /// [`Kind::InvalidState`] for a layer that was not entered; [`Kind::PeerLost`] with the next layer and the rank;
@@ -493,9 +473,9 @@ impl<P: Pull> Ring<P> {
         Ok(())
     }
 
-    /// Abandons an open step, as after an error. The next [`Ring::begin`] pulls the first layers that are gone, behind all
-    /// work that the step's micro-batches have enqueued. In a capture nothing has run and nothing is enqueued: the caller
-    /// discards the capture. Without an open step nothing happens.
+    /// Abandons an open step, as after an error. The next [`Ring::begin`] pulls the first layers that are gone, behind
+    /// all work that the step's micro-batches have enqueued. In a capture nothing has run and nothing is enqueued: the
+    /// caller discards the capture. Without an open step nothing happens.
     ///
     /// # Errors
     /// Those of [`Device::record`] and [`Device::wait`]; the step is closed all the same.
@@ -508,13 +488,12 @@ impl<P: Pull> Ring<P> {
         let mut result = Ok(());
         for at in 0..self.buffers.len() {
             let first = self.first(at);
-            let Some(buffer) = self.buffers.get_mut(at) else { continue };
-            if buffer.holds.is_some_and(|holds| Some(holds.layer) == first) {
+            let Some(Buffer { stream: own, released, holds, .. }) = self.buffers.get_mut(at) else {
                 continue;
-            }
-            buffer.holds = None;
-            let Some(Buffer { stream: own, released, .. }) = self.buffers.get(at) else { continue };
-            for (reader, event) in self.readers.iter().zip(released) {
+            };
+            *holds = holds.filter(|holds| Some(holds.layer) == first);
+            // Whatever is pulled next comes after what the step has enqueued.
+            for (reader, event) in self.readers.iter().zip(&*released) {
                 let Some(stream) = reader.stream else { continue };
                 result = result.and(self.device.edge(*event, stream, *own));
             }

@@ -1,6 +1,6 @@
 //! Layers that become resident, or sharded again, between two steps of a ring.
 
-use super::{Pull, Ring};
+use super::Ring;
 use crate::device::Stream;
 use crate::error::{Kind, Result};
 use crate::weights::window::{Windows, refused};
@@ -28,9 +28,7 @@ impl Ring<Windows> {
     /// [`Kind::Busy`] while a step is open or captured; [`Kind::PeerLost`]; those of [`Windows::make_resident`].
     pub fn make_resident(&mut self, layer: usize, stream: Stream) -> Result<()> {
         self.drain(layer)?;
-        if !self.pulls.is_whole(layer) {
-            self.alive(layer)?;
-        }
+        self.alive(layer)?;
         self.pulls.make_resident(layer, stream)
     }
 

@@ -106,6 +106,46 @@ fn a_pull_from_a_rank_that_ended_is_refused() {
     assert_eq!(rig.watch.conflict(), None);
 }
 
+/// The last layer alone has the third buffer, and the second micro-batch may still read it when a step without that
+/// micro-batch is abandoned: the buffer is not pulled again.
+#[test]
+fn an_abandoned_step_pulls_nothing_under_a_reader_of_the_step_before() {
+    let model = Model::new(plan(5, 4, Odd::ThirdBuffer, |_| true), None);
+    let acts = model.acts.clone();
+    let mut rig = Rig::new(model, RingOptions { micro_batches: 2, ..RingOptions::default() });
+    for used in 0..=5 {
+        rig.step(2, 0, 0).unwrap();
+        rig.ring.begin(1, 0).unwrap();
+        rig.layers(1, 0..used).unwrap();
+        rig.ring.abandon().unwrap();
+        rig.step(2, 0, 0).unwrap();
+        assert_eq!(rig.watch.conflict(), None, "{used} layers");
+    }
+    let pulled = acts.lock().unwrap().iter().filter(|act| **act == super::Act::Pulled(4)).count();
+    assert_eq!(pulled, 1);
+}
+
+/// The second micro-batch of an abandoned step may still read a first layer, which stays, when a step without that
+/// micro-batch leaves it: the next pull waits for both.
+#[test]
+fn a_pull_waits_for_the_readers_of_an_abandoned_step() {
+    for used in 1..=4 {
+        let model = Model::new(plan(4, 4, Odd::Cheapest, |_| true), None);
+        let mut rig = Rig::new(model, RingOptions { micro_batches: 2, ..RingOptions::default() });
+        rig.ring.begin(2, 0).unwrap();
+        rig.layers(2, 0..used - 1).unwrap();
+        // Both read the layer, and neither leaves it.
+        for micro_batch in 0..2 {
+            let stream = rig.streams[micro_batch];
+            rig.ring.enter(used - 1, micro_batch, stream).unwrap();
+            rig.ring.pulls().uses(used - 1, "attention", stream).unwrap();
+        }
+        rig.ring.abandon().unwrap();
+        (0..2).for_each(|_| rig.step(1, 0, 0).unwrap());
+        assert_eq!(rig.watch.conflict(), None, "{used} layers");
+    }
+}
+
 /// Each copy is refused once; the step after finds every layer.
 #[test]
 fn each_refused_copy_leaves_a_ring_that_goes_on() {

@@ -1,5 +1,5 @@
-//! A group's windows, seen from one rank of it, over a watched device: plain stretches of memory, whose places are those
-//! of a real plan. Each layer's pull is one copy of each other rank's part.
+//! A group's windows, seen from one rank of it, over a watched device: plain stretches of memory, whose places are
+//! those of a real plan. Each layer's pull is one copy of each other rank's part.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};

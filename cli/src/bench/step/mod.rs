@@ -29,7 +29,7 @@
 //! timed and compared; [`interference`]: work beside a gather; [`predicted`]: the simulator; [`measured`]: what was
 //! measured; [`figures`]: figures.
 
-mod engine;
+pub mod engine;
 mod figures;
 mod interference;
 mod machine;

@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 
 use super::*;
 use crate::device::Mapped;
-use crate::device::host::{HostDevice, HostOptions};
 use crate::os::Protection;
 
 /// Bytes of a copy: a granule of a device without memory.
@@ -70,26 +69,6 @@ fn a_copy_is_a_peers_where_it_maps_an_imported_backing_now() {
     assert_eq!(times(), [INSIDE; 3]);
     let odd = device.import_backing(descriptor(), GRAIN + 1, Protection::Read).unwrap_err();
     assert_eq!(odd.kind(), Kind::InvalidConfig);
-}
-
-#[test]
-fn over_a_device_with_memory_bytes_of_peers_arrive_at_the_links_rate() {
-    let [ours, theirs] = [(); 2].map(|()| HostDevice::new(HostOptions::default()));
-    let device =
-        ClockDevice::over(ours.clone(), ClockOptions { costs: costs(), ..ClockOptions::default() }).unwrap();
-    let grain = theirs.granularity();
-    let piece = |backing| Mapped { backing, offset: 0, bytes: grain };
-    let backing = theirs.backing(grain).unwrap();
-    let shard = theirs.range(&[piece(backing)], Protection::ReadWrite).unwrap();
-    theirs.write(shard, &vec![7; grain as usize]).unwrap();
-    let exported = theirs.export(backing, Protection::Read).unwrap();
-    let seen = device.import_backing(exported, grain, Protection::Read).unwrap();
-    let from = device.range(&[piece(seen)], Protection::Read).unwrap();
-    let to = device.allocate(grain).unwrap();
-    assert_eq!(alone(&device, from, to), grain as f64 / 4.0);
-    let mut bytes = vec![0; grain as usize];
-    ours.read(to, &mut bytes).unwrap();
-    assert!(bytes.iter().all(|byte| *byte == 7));
 }
 
 #[test]

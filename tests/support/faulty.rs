@@ -1,0 +1,226 @@
+//! A device around another one that refuses what a test says, counts what is held, and can be slow: then no copy runs
+//! before the host waits for it, which is the latest that streams allow.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+use forebay::device::{
+    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
+};
+use forebay::os::{Map, Protection};
+use forebay::{Error, Kind, Lane, Result};
+
+/// How many copies may run.
+type Gate = Arc<(Mutex<u64>, Condvar)>;
+
+/// See the file's head.
+#[derive(Debug)]
+pub struct Faulty {
+    device: Arc<dyn Device>,
+    /// None: copies run as the other device runs them.
+    gate: Option<Gate>,
+    copies: AtomicU64,
+    /// Whether waits of the host end at once, and nothing learns of them: a caller that forgot them.
+    forgets: AtomicBool,
+    /// The copies that pass before one is refused.
+    copies_left: AtomicU64,
+    /// What becomes of the next remaps; all others pass.
+    remaps: Mutex<VecDeque<Option<Kind>>>,
+    backings: Mutex<Vec<Backing>>,
+    ranges: Mutex<Vec<(Slice, Vec<Mapped>)>>,
+}
+
+#[allow(dead_code, reason = "a test takes what it needs")]
+impl Faulty {
+    pub fn new(device: Arc<dyn Device>, slow: bool) -> Arc<Faulty> {
+        Arc::new(Faulty {
+            device,
+            gate: slow.then(Gate::default),
+            copies: AtomicU64::new(0),
+            forgets: AtomicBool::new(false),
+            copies_left: AtomicU64::new(u64::MAX),
+            remaps: Mutex::default(),
+            backings: Mutex::default(),
+            ranges: Mutex::default(),
+        })
+    }
+
+    pub fn forget(&self, forgets: bool) {
+        self.forgets.store(forgets, Ordering::Relaxed);
+    }
+
+    /// Refuses one copy, after `passing` others.
+    pub fn refuse_copy(&self, passing: u64) {
+        self.copies_left.store(passing, Ordering::Relaxed);
+    }
+
+    /// Decides the next remaps.
+    pub fn remaps(&self, outcomes: &[Option<Kind>]) {
+        *self.remaps.lock().unwrap() = outcomes.iter().copied().collect();
+    }
+
+    /// How many decided remaps have not been asked for.
+    pub fn remaps_left(&self) -> usize {
+        self.remaps.lock().unwrap().len()
+    }
+
+    /// Backings that were made or imported and not given back.
+    pub fn backings(&self) -> usize {
+        self.backings.lock().unwrap().len()
+    }
+
+    /// Ranges, and the pieces that they map.
+    pub fn ranges(&self) -> (usize, usize) {
+        let ranges = self.ranges.lock().unwrap();
+        (ranges.len(), ranges.iter().map(|(_, pieces)| pieces.len()).sum())
+    }
+
+    /// Backings that no range maps.
+    pub fn unmapped(&self) -> usize {
+        let ranges = self.ranges.lock().unwrap();
+        let mapped = |backing: &Backing| {
+            ranges.iter().any(|(_, pieces)| pieces.iter().any(|piece| piece.backing == *backing))
+        };
+        self.backings.lock().unwrap().iter().filter(|backing| !mapped(backing)).count()
+    }
+
+    fn keep(&self, made: Result<Backing>) -> Result<Backing> {
+        made.inspect(|backing| self.backings.lock().unwrap().push(*backing))
+    }
+}
+
+impl Drop for Faulty {
+    /// Lets all copies run, so that a test that failed meanwhile ends.
+    fn drop(&mut self) {
+        if let Some(gate) = &self.gate {
+            if let Ok(mut open) = gate.0.lock() {
+                *open = u64::MAX;
+            }
+            gate.1.notify_all();
+        }
+    }
+}
+
+/// The pieces of a range of which those from `at` on, so many bytes, are others now.
+fn replaced(old: &[Mapped], at: u64, new: &[Mapped]) -> Vec<Mapped> {
+    let (mut place, mut pieces) = (0, Vec::new());
+    let end = at + new.iter().map(|piece| piece.bytes).sum::<u64>();
+    for piece in old {
+        if place == at {
+            pieces.extend_from_slice(new);
+        }
+        if place < at || place >= end {
+            pieces.push(*piece);
+        }
+        place += piece.bytes;
+    }
+    pieces
+}
+
+/// The other methods, forwarded.
+macro_rules! hand_on {
+    ($($name:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&self, $($argument: $of),*) -> $result { self.device.$name($($argument),*) })*
+    };
+}
+
+impl Device for Faulty {
+    fn backing(&self, bytes: u64) -> Result<Backing> {
+        self.keep(self.device.backing(bytes))
+    }
+
+    fn import_backing(&self, descriptor: OwnedFd, bytes: u64, protection: Protection) -> Result<Backing> {
+        self.keep(self.device.import_backing(descriptor, bytes, protection))
+    }
+
+    fn give_back(&self, backing: Backing) -> Result<()> {
+        self.device.give_back(backing)?;
+        self.backings.lock().unwrap().retain(|held| *held != backing);
+        Ok(())
+    }
+
+    fn range(&self, pieces: &[Mapped], protection: Protection) -> Result<Slice> {
+        let range = self.device.range(pieces, protection)?;
+        self.ranges.lock().unwrap().push((range, pieces.to_vec()));
+        Ok(range)
+    }
+
+    fn remap(&self, part: Slice, pieces: &[Mapped]) -> Result<()> {
+        if let Some(Some(kind)) = self.remaps.lock().unwrap().pop_front() {
+            return Err(Error::new(kind, "remap").at("refused by the test"));
+        }
+        self.device.remap(part, pieces)?;
+        let mut ranges = self.ranges.lock().unwrap();
+        let inside = |range: &Slice| (0..range.bytes()).contains(&(part.address() - range.address()));
+        let found = ranges.iter_mut().find(|(range, _)| range.address() <= part.address() && inside(range));
+        let (range, mapped) = found.unwrap();
+        *mapped = replaced(mapped, part.address() - range.address(), pieces);
+        Ok(())
+    }
+
+    fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()> {
+        let left = self.copies_left.load(Ordering::Relaxed);
+        // One refusal, and no other.
+        self.copies_left.store(left.checked_sub(1).unwrap_or(u64::MAX), Ordering::Relaxed);
+        if left == 0 {
+            return Err(Error::new(Kind::Exhausted, "copy").at("refused by the test"));
+        }
+        if let Some(gate) = &self.gate {
+            let (gate, number) = (Arc::clone(gate), self.copies.fetch_add(1, Ordering::Relaxed) + 1);
+            let wait = move || {
+                let (open, changed) = &*gate;
+                drop(changed.wait_while(open.lock().unwrap(), |open| *open < number).unwrap());
+            };
+            self.device.call(stream, Arc::new(wait))?;
+        }
+        self.device.copy(stream, from, to)
+    }
+
+    fn synchronize(&self, event: Event) -> Result<()> {
+        if self.forgets.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if let Some(gate) = &self.gate {
+            *gate.0.lock().unwrap() = self.copies.load(Ordering::Relaxed);
+            gate.1.notify_all();
+        }
+        self.device.synchronize(event)
+    }
+
+    // SAFETY: asks of its caller what the trait's method asks.
+    unsafe fn import(&self, address: u64, bytes: u64) -> Slice {
+        // SAFETY: the caller of this method vouches for what the inner device asks.
+        unsafe { self.device.import(address, bytes) }
+    }
+
+    hand_on! {
+        allocate(bytes: u64) -> Result<Slice>;
+        host_memory(bytes: u64, node: Option<u32>) -> Result<Option<Arc<Map>>>;
+        register(map: &Arc<Map>) -> Result<Slice>;
+        id() -> DeviceId;
+        granularity() -> u64;
+        takes_host_memory() -> bool;
+        pins_host_memory() -> bool;
+        maps_offsets() -> Result<bool>;
+        export(backing: Backing, protection: Protection) -> Result<OwnedFd>;
+        stream() -> Result<Stream>;
+        event() -> Result<Event>;
+        record(event: Event, stream: Stream) -> Result<()>;
+        wait(stream: Stream, event: Event) -> Result<()>;
+        query(event: Event) -> Result<bool>;
+        call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
+        complete(stream: Stream, completer: Completer) -> Result<()>;
+        attach(layout: PoolLayout) -> Result<Pools>;
+        enqueue(pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()>;
+        capture(stream: Stream) -> Result<()>;
+        captured(stream: Stream) -> Result<Graph>;
+        is_capturing(stream: Stream) -> Result<bool>;
+        launch(graph: Graph, stream: Stream) -> Result<()>;
+        release(graph: Graph) -> Result<()>;
+        digest(pools: Pools, lane: Lane) -> Result<u64>;
+        validate(pools: Pools) -> Result<()>;
+        confine(stream: Option<Stream>) -> Result<()>;
+    }
+}
