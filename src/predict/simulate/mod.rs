@@ -15,9 +15,9 @@
 //! **The host** enqueues a step while the device runs the previous one, so its time matters only if it is longer than
 //! the device's ([`HostTime`]). It is not part of the step's time.
 //!
-//! **Sharded weights** ([`Options::sharded`]) are pulled by the production [`Ring`](crate::weights::Ring), on streams of
-//! its own. The same step runs without pulls too: what it takes less is what they expose ([`Pulls`]), apart from what
-//! gathers expose.
+//! **Sharded weights** ([`Options::sharded`]) are pulled by the production [`Ring`](crate::weights::Ring), on streams
+//! of its own. The same step runs without pulls too: what it takes less is what they expose ([`Pulls`]), apart from
+//! what gathers expose.
 //!
 //! **Order by layer** is the order of least time, found by running one layer on the clock for each order and
 //! some numbers of misses. [`Simulator::run`] then simulates the whole step. [`Simulator::estimate`] adds up

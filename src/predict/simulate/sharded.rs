@@ -1,9 +1,9 @@
 //! Sharded weights in a simulated step: the production ring ([`Ring`]) over pulls that are priced and move nothing.
 //!
-//! The engine's hooks call the ring where a real engine calls it, so its events and streams decide when a pull runs and
-//! which layer waits. A pull is one copy, over the link between GPUs or, from the host, over the link that gathers use
-//! too. Bytes, rates, the end of a use inside [`Term::Rest`](crate::predict::setup::Term::Rest), and what pulls cost the
-//! memory are those of [`sharded`](crate::predict::sharded), as the planner has them.
+//! The engine's hooks call the ring where a real engine calls it, so its events and streams decide when a pull runs
+//! and which layer waits. A pull is one copy, over the link between GPUs or, from the host, over the link that gathers
+//! use too. Bytes, rates, the end of a use inside the rest of a layer, and what pulls cost the memory are those of
+//! [`sharded`](crate::predict::sharded), as the planner has them.
 //!
 //! **The border.** The step is one of many alike, as a graph that joins its last pulls: it begins with its first layers
 //! there, and ends when those of the next step are there. The ring enqueues it by single calls, so the streams of the
