@@ -41,8 +41,8 @@
 //! nothing after its construction and waits for nothing, except in the calls that say so.
 //!
 //! **What it does not do.** It does not decide which layers are sharded, sees no other process ([`Ring::lost`] tells it
-//! of one that died), and orders nothing that reads a window on another stream than the one passed to [`Ring::enter`]. A
-//! step is captured whole or not at all. Windows have one ring: what others pull into its buffers it does not know.
+//! of one that died), and orders nothing that reads a window on another stream than the one passed to [`Ring::enter`].
+//! A step is captured whole or not at all. Windows have one ring: what others pull into its buffers it does not know.
 
 mod launch;
 mod options;
