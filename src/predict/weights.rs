@@ -1,7 +1,7 @@
 //! The size of a model's weights on each GPU, by module, depending on how they are divided and in which dtype.
 //!
 //! `data/weights.json` lists the published checkpoints that the planner supports, each with its published size and
-//! its source. The size of a part is a sum over its matrices ([`matrices`](super::matrices), the only arithmetic),
+//! its source. The size of a part is a sum over its matrices (`matrices`, the only arithmetic),
 //! whose rows and columns follow from the published configuration ([`Dims`]). In the checkpoints' own dtype, FP8, the
 //! parts add up to the published size within a thousandth (`tests/plan.rs` checks it), so the division is that of the
 //! files on disk.
@@ -13,7 +13,7 @@
 //! included if a step has drafts; it uses the main model's embedding and head.
 //!
 //! **Sharding.** [`Checkpoint::tensors`] has the same matrices as named byte ranges, layer by layer, for
-//! [`Plan`](crate::weights::Plan). So a plan of shards and the sizes here cannot differ.
+//! [`Plan`]. So a plan of shards and the sizes here cannot differ.
 //!
 //! **Not covered.** Changes that an engine makes when it loads weights: copies in another layout or type, such as a
 //! second, absorbed form of `kv_b_proj`.

@@ -15,8 +15,10 @@
 //! other ([`Windows::share`], over the sessions of [`crate::peer::Links`]), and the pull that brings a layer together
 //! ([`Windows::pull`]).
 //!
-//! **What it does not do.** It does not decide when a layer is pulled, and orders no pull against the engine's work.
-//! It does not interpret weights; a tensor is a name, a length and an alignment.
+//! A [`Ring`] orders the pulls against the engine's work: when the use of a layer ends, the pull of the next layer of its
+//! buffer begins.
+//!
+//! **What it does not do.** It does not interpret weights; a tensor is a name, a length and an alignment.
 
 mod choose;
 mod cut;

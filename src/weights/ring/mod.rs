@@ -106,7 +106,16 @@ struct Open {
     captured: Option<bool>,
 }
 
-/// The ring. See the [module](self) page.
+/// Pulls sharded layers while other layers compute, each as soon as its buffer is free.
+///
+/// A step is [`Ring::begin`], then [`Ring::enter`] and [`Ring::leave`] around the work of each sharded layer that reads
+/// its window, for each micro-batch in turn, then [`Ring::end`]. The use of a layer ends behind its output projection.
+/// After an error, [`Ring::abandon`] brings the ring back to the border between two steps, where each buffer holds the
+/// layer that uses it first or has its pull enqueued.
+///
+/// A step whose first `enter` is on a stream that is being captured is captured as a whole: its pulls are nodes of the
+/// graph, also those of layers that are resident at present. [`Ring::launch`] orders each launch. Windows have one ring:
+/// what others pull into its buffers it does not know.
 #[derive(Debug)]
 pub struct Ring<P: Pull = Windows> {
     device: Arc<dyn Device>,
