@@ -10,6 +10,8 @@ mod forgets;
 mod gpus;
 #[path = "simulator/host.rs"]
 mod host;
+#[path = "simulator/pulls.rs"]
+mod pulls;
 #[path = "simulator/refusals.rs"]
 mod refusals;
 

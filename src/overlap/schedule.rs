@@ -195,7 +195,9 @@ pub trait Engine {
         Ok(())
     }
 
-    /// Called between [`Engine::enqueue_output`] and [`Work::Rest`]. It may enqueue on any stream. By default nothing.
+    /// Called between [`Engine::enqueue_output`] and [`Work::Rest`]. It may enqueue on any stream. An engine whose
+    /// output projection is a part of `Rest` still reads the weights after this, and must not give them up here. By
+    /// default nothing.
     ///
     /// # Errors
     /// As [`Engine::enqueue`].
@@ -205,7 +207,8 @@ pub trait Engine {
 
     /// Called once by the calls of a cache that enqueue all layers of a step, behind the last of them. `stream` is the
     /// first micro-batch's compute stream, on which a capture begins and ends: an engine that forked streams of its own
-    /// in [`Engine::enter`] or [`Engine::leave`] of a captured step joins them to it. By default nothing.
+    /// in [`Engine::enter`] or [`Engine::leave`] of a captured step joins them to it. Draft passes that are enqueued
+    /// layer by layer afterwards are not before it. By default nothing.
     ///
     /// # Errors
     /// As [`Engine::enqueue`].

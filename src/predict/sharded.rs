@@ -33,7 +33,7 @@ use super::plan::{Batch, Demand, plan};
 use super::pulls::{self, Cycle, End, Exposed, Fill, Layer};
 use super::setup::{Costs, Setup, Term};
 use crate::error::{Error, Kind, Result};
-use crate::weights::{Place, Plan, Source, Wrap};
+use crate::weights::{LayerPlan, Place, Plan, Source, Wrap};
 
 /// Microseconds that two collectives of a layer take, beside their bytes: 1.5 ms of a step of 61 layers, published for
 /// a tensor-parallel output projection (vllm-ascend, DeepSeek-R1 in W8A8, 32 ranks in groups of 8).
@@ -182,16 +182,84 @@ impl Compared {
 
 /// Microseconds of a micro-batch in a layer.
 #[derive(Clone, Copy, Debug, Default)]
-struct Part {
+pub(super) struct Part {
     /// Up to the end of the output projection.
     before: f64,
     after: f64,
     /// Those that the memory bounds.
-    memory: f64,
+    pub(super) memory: f64,
+}
+
+impl Part {
+    /// A micro-batch with this load; `lone` if no other hides its exchange. `over` GPUs divide the output projection.
+    pub(super) fn of(setup: &Setup, load: &Load, lone: bool, over: u32) -> Result<Part> {
+        let roofline = setup.roofline();
+        let mut part = Part::default();
+        for term in [Term::Project, Term::Index, Term::Prepare, Term::Attend, Term::Rest] {
+            let us = setup.us(term, load)?;
+            let before = if term == Term::Rest { us * roofline.output_share(load.tokens()) } else { us };
+            part.before += before;
+            part.after += us - before;
+            part.memory += if roofline.is_bound_by_memory(term, load) { us } else { 0.0 };
+        }
+        if over > 1 {
+            part.before += roofline.output_us(load.tokens(), over) - roofline.output_us(load.tokens(), 1);
+        }
+        if lone {
+            part.after += setup.us(Term::Exchange, load)?;
+        }
+        Ok(part)
+    }
+
+    /// Microseconds of all of it.
+    pub(super) const fn us(&self) -> f64 {
+        self.before + self.after
+    }
 }
 
 fn wrong(place: &'static str) -> Error {
     Error::new(Kind::InvalidConfig, "plan weights").at(place)
+}
+
+/// Bytes a microsecond of what a plan's parts come over.
+///
+/// # Errors
+/// [`Kind::InvalidConfig`] for a setup without the rate of a GPU's neighbours if parts come from them, and for more
+/// ranks than a node has.
+pub(super) fn rate(setup: &Setup, plan: &Plan) -> Result<f64> {
+    let deployment = &setup.file().deployment;
+    if plan.source() == Source::Host {
+        return Ok(setup.rates().copy_up / 1e6);
+    }
+    if plan.group().ranks > deployment.node_gpus {
+        return Err(wrong("ranks that pull from each other are on one node of the setup")
+            .with("ranks", plan.group().ranks)
+            .with("node_gpus", deployment.node_gpus)
+            .hint("pass --dp with at most the setup's GPUs of a node"));
+    }
+    let rate = deployment.nvlink_gb_s.map(|gb_s| gb_s * GB_S);
+    rate.ok_or_else(|| {
+        wrong("deployment.nvlink_gb_s: missing in the setup; pulls from peers need it")
+            .hint("set the rate of a GPU's neighbours in the node: docs/setup-format.md")
+    })
+}
+
+/// Bytes that the link carries until a layer is pulled, in a step of so many tokens: the pull's, and those of the
+/// engine's collectives, which come first.
+pub(super) fn crossing(setup: &Setup, plan: &Plan, layer: &LayerPlan, tokens: f64) -> f64 {
+    match (plan.pulled(layer) as f64, plan.source()) {
+        (pulled, Source::Peers) if pulled > 0.0 => pulled + setup.roofline().near(tokens),
+        (pulled, _) => pulled,
+    }
+}
+
+/// How many times longer a layer takes beside pulls of as many bytes as its own, if it takes `us` microseconds alone,
+/// `memory` of which the memory bounds.
+pub(super) fn slower(setup: &Setup, plan: &Plan, layer: &LayerPlan, us: f64, memory: f64) -> f64 {
+    // Of what peers pull, this GPU's memory writes one copy and reads another.
+    let copies = if plan.source() == Source::Peers { 2.0 } else { 1.0 };
+    let traffic = copies * plan.pulled(layer) as f64 / setup.roofline().memory();
+    1.0 + memory / us * traffic / us
 }
 
 impl<'a> Asked<'a> {
@@ -202,7 +270,7 @@ impl<'a> Asked<'a> {
     /// ranks than a node has; [`Kind::OutOfRange`] for a batch or context that the setup's costs do not reach; errors
     /// of [`plan`], except that something does not fit.
     pub fn compare(&self) -> Result<Compared> {
-        let rate = self.rate()?;
+        let rate = rate(self.setup, self.plan)?;
         let resident = self.most(self.unsharded)?.map(|batch| self.resident(batch)).transpose()?;
         let sharded = self.most(self.demand.weights)?.map(|batch| self.pulled(batch, rate)).transpose()?;
         let saved = self.saved_by_division();
@@ -247,25 +315,6 @@ impl<'a> Asked<'a> {
         })
     }
 
-    /// Bytes a microsecond of what parts come over.
-    fn rate(&self) -> Result<f64> {
-        let deployment = &self.setup.file().deployment;
-        if self.plan.source() == Source::Host {
-            return Ok(self.setup.rates().copy_up / 1e6);
-        }
-        if self.plan.group().ranks > deployment.node_gpus {
-            return Err(wrong("ranks that pull from each other are on one node of the setup")
-                .with("ranks", self.plan.group().ranks)
-                .with("node_gpus", deployment.node_gpus)
-                .hint("pass --dp with at most the setup's GPUs of a node"));
-        }
-        let rate = deployment.nvlink_gb_s.map(|gb_s| gb_s * GB_S);
-        rate.ok_or_else(|| {
-            wrong("deployment.nvlink_gb_s: missing in the setup; pulls from peers need it")
-                .hint("set the rate of a GPU's neighbours in the node: docs/setup-format.md")
-        })
-    }
-
     fn load(&self, rows: u32, query_rows: u32) -> Load {
         let top_k = self.setup.shape().top_k;
         let width = if self.setup.is_dense() { self.demand.context } else { top_k };
@@ -277,30 +326,9 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// A micro-batch of `rows` sequences in a layer; `lone` if no other hides its exchange. `over` GPUs divide the
-    /// output projection.
-    fn part(&self, load: &Load, lone: bool, over: u32) -> Result<Part> {
-        let (setup, roofline) = (self.setup, self.setup.roofline());
-        let mut part = Part::default();
-        for term in [Term::Project, Term::Index, Term::Prepare, Term::Attend, Term::Rest] {
-            let us = setup.us(term, load)?;
-            let before = if term == Term::Rest { us * roofline.output_share(load.tokens()) } else { us };
-            part.before += before;
-            part.after += us - before;
-            part.memory += if roofline.is_bound_by_memory(term, load) { us } else { 0.0 };
-        }
-        if over > 1 {
-            part.before += roofline.output_us(load.tokens(), over) - roofline.output_us(load.tokens(), 1);
-        }
-        if lone {
-            part.after += setup.us(Term::Exchange, load)?;
-        }
-        Ok(part)
-    }
-
     /// A layer of `batch` sequences with no waits, and the microseconds of it that the memory bounds.
     fn layer(&self, batch: u32, query_rows: u32, over: u32) -> Result<(Layer, f64)> {
-        let of = |rows, lone| self.part(&self.load(rows, query_rows), lone, over);
+        let of = |rows, lone| Part::of(self.setup, &self.load(rows, query_rows), lone, over);
         if !self.setup.two_batch(batch, self.demand.context) {
             let one = of(batch, true)?;
             return Ok((Layer { uses_us: one.before, rest_us: one.after, pull: None }, one.memory));
@@ -353,18 +381,13 @@ impl<'a> Asked<'a> {
     fn pulled(&self, batch: u32, rate: f64) -> Result<Pulled> {
         let (setup, plan) = (self.setup, self.plan);
         let tokens = f64::from(batch) * f64::from(self.demand.query_rows);
-        let peers = plan.source() == Source::Peers;
-        // Of what peers pull, this GPU's memory writes one copy and reads another.
-        let (near, copies) = if peers { (setup.roofline().near(tokens), 2.0) } else { (0.0, 1.0) };
         let mut layers = self.layers(batch, 1)?;
         for one in plan.layers() {
             let Place::Buffer(buffer) = one.place else { continue };
-            let bytes = plan.pulled(one) as f64;
             for (layer, memory) in layers.iter_mut().skip(one.layer).take(1) {
-                let traffic = copies * bytes / setup.roofline().memory();
-                let slower = 1.0 + *memory / layer.us() * traffic / layer.us();
+                let slower = slower(setup, plan, one, layer.us(), *memory);
                 (layer.uses_us, layer.rest_us) = (layer.uses_us * slower, layer.rest_us * slower);
-                layer.pull = Some(Fill { buffer, us: (bytes + near) / rate });
+                layer.pull = Some(Fill { buffer, us: crossing(setup, plan, one, tokens) / rate });
             }
         }
         let layers: Vec<Layer> = layers.into_iter().map(|(layer, _)| layer).collect();

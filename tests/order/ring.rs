@@ -145,38 +145,35 @@ fn four_layers_and_four_ranks_have_the_published_order() {
     assert_eq!(*acts.lock().unwrap(), expected);
 }
 
-/// Each wait that orders something is needed: without it, the order finds a race.
+/// Each wait that orders something is needed: without it, the order finds a race. Waits between the parts of a pull are
+/// for its pace: with parts, as many others are needed as without.
 #[test]
 fn each_edge_left_out_is_found() {
-    for (micro_batches, draft_layers, parts, odd) in [
-        (1, 0, 1, Odd::Cheapest),
-        (2, 0, 1, Odd::ThirdBuffer),
-        (2, 1, 1, Odd::Cheapest),
-        (1, 0, 3, Odd::ThirdBuffer),
-    ] {
-        let options = RingOptions { micro_batches, draft_layers, parts, ..RingOptions::default() };
-        let run = |without: Option<u64>| {
-            let mut rig = Rig::new(Model::new(plan(5, 4, odd, |_| true), without), options);
-            let result = (0..3).try_for_each(|_| rig.step(micro_batches, draft_layers, 2));
-            (rig.watch, result)
-        };
-        let (watch, result) = run(None);
-        result.unwrap();
-        let mut needed = 0;
-        for wait in 0..watch.waits() {
-            let (watch, result) = run(Some(wait));
-            let left_out = watch.left_out().unwrap();
-            if left_out.ordering {
-                needed += 1;
+    for (micro_batches, draft_layers, odd) in
+        [(1, 0, Odd::Cheapest), (2, 0, Odd::ThirdBuffer), (2, 1, Odd::Cheapest), (1, 0, Odd::ThirdBuffer)]
+    {
+        let found = |parts: usize| {
+            let options = RingOptions { micro_batches, draft_layers, parts, ..RingOptions::default() };
+            let run = |without: Option<u64>| {
+                let mut rig = Rig::new(Model::new(plan(5, 4, odd, |_| true), without), options);
+                let result = (0..3).try_for_each(|_| rig.step(micro_batches, draft_layers, 2));
+                (rig.watch, result)
+            };
+            let (watch, result) = run(None);
+            result.unwrap();
+            let mut found = 0;
+            for wait in 0..watch.waits() {
+                let (watch, result) = run(Some(wait));
+                let ordering = watch.left_out().unwrap().ordering;
+                let is_known = parts > 1 || result.is_err() == ordering;
+                assert!(is_known, "wait {wait} orders something: {ordering}, without it {result:?}");
+                assert!(ordering || result.is_ok(), "wait {wait} orders nothing, without it {result:?}");
+                found += u32::from(result.is_err());
             }
-            // Waits between the parts of a pull are for its pace.
-            let exact = parts == 1 || !left_out.ordering;
-            let shown = result.is_err();
-            assert!(
-                !exact || shown == left_out.ordering,
-                "wait {wait} orders {left_out:?}, without it {result:?}"
-            );
-        }
-        assert!(needed > 10, "{needed}");
+            found
+        };
+        let whole = found(1);
+        assert!(whole > 10, "{whole}");
+        assert_eq!(found(3), whole, "{micro_batches} micro-batches, {draft_layers} draft layers, {odd:?}");
     }
 }

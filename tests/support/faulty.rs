@@ -28,6 +28,8 @@ pub struct Faulty {
     copies_left: AtomicU64,
     /// What becomes of the next remaps; all others pass.
     remaps: Mutex<VecDeque<Option<Kind>>>,
+    /// Whether memory that is given back is refused.
+    keeps: AtomicBool,
     backings: Mutex<Vec<Backing>>,
     ranges: Mutex<Vec<(Slice, Vec<Mapped>)>>,
 }
@@ -42,6 +44,7 @@ impl Faulty {
             forgets: AtomicBool::new(false),
             copies_left: AtomicU64::new(u64::MAX),
             remaps: Mutex::default(),
+            keeps: AtomicBool::new(false),
             backings: Mutex::default(),
             ranges: Mutex::default(),
         })
@@ -59,6 +62,11 @@ impl Faulty {
     /// Decides the next remaps.
     pub fn remaps(&self, outcomes: &[Option<Kind>]) {
         *self.remaps.lock().unwrap() = outcomes.iter().copied().collect();
+    }
+
+    /// Refuses to take memory back, or no longer.
+    pub fn take_nothing_back(&self, keeps: bool) {
+        self.keeps.store(keeps, Ordering::Relaxed);
     }
 
     /// How many decided remaps have not been asked for.
@@ -136,6 +144,9 @@ impl Device for Faulty {
     }
 
     fn give_back(&self, backing: Backing) -> Result<()> {
+        if self.keeps.load(Ordering::Relaxed) {
+            return Err(Error::new(Kind::OsRefused, "give memory back").at("refused by the test"));
+        }
         self.device.give_back(backing)?;
         self.backings.lock().unwrap().retain(|held| *held != backing);
         Ok(())

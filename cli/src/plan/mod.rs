@@ -9,7 +9,7 @@ mod pulls;
 pub mod result;
 pub mod run;
 mod settings;
-mod shards;
+pub mod shards;
 mod text;
 mod weights_json;
 

@@ -241,15 +241,9 @@ impl WeightArguments {
         let sharded = if self.shard.is_empty() {
             None
         } else {
-            let patterns: Vec<String> =
-                self.shard.iter().flat_map(|name| checkpoint.patterns(name)).collect();
-            let source = match self.weights_from {
-                Some(From::Host) => Source::Host,
-                Some(From::Peers) | None => Source::Peers,
-            };
-            let sharding = Sharding { source, ..Sharding::new(Patterns::new(&patterns)?) };
-            let group = Group { id: 0, rank: 0, ranks };
-            let plan = checkpoint.sharded((&division, dtype, drafts), deployed.gpus, group, &sharding)?;
+            let asked = (&self.shard[..], self.weights_from);
+            let plan = plan_of(checkpoint, (&division, dtype, drafts), deployed.gpus, asked, ranks)?;
+            let source = plan.source();
             Some(Sharded::of(&self.shard, plan, source, shape)?)
         };
         let on_gpu = sharded.as_ref().map_or(whole, |sharded| {
@@ -296,4 +290,25 @@ pub fn fewest_nodes(node: u32, least: u32, fits: impl Fn(u32) -> Result<bool>) -
         gpus = gpus.saturating_mul(2);
     }
     Ok(first)
+}
+
+/// The plan that shards `names` over the `ranks` of a host, seen from the first: of a checkpoint's weights as they are
+/// divided over `gpus`, their dtype, and whether a step has drafts.
+///
+/// # Errors
+/// Errors of [`Patterns::new`] and [`Checkpoint::sharded`].
+pub fn plan_of(
+    checkpoint: &Checkpoint,
+    of: (&Division, WeightDtype, bool),
+    gpus: u32,
+    (names, from): (&[String], Option<From>),
+    ranks: u32,
+) -> Result<Plan> {
+    let patterns: Vec<String> = names.iter().flat_map(|name| checkpoint.patterns(name)).collect();
+    let source = match from {
+        Some(From::Host) => Source::Host,
+        Some(From::Peers) | None => Source::Peers,
+    };
+    let sharding = Sharding { source, ..Sharding::new(Patterns::new(&patterns)?) };
+    checkpoint.sharded(of, gpus, Group { id: 0, rank: 0, ranks }, &sharding)
 }

@@ -7,6 +7,7 @@ use forebay::overlap::{Overlap, Table};
 use forebay::predict::plan::Ratio;
 use forebay::predict::simulate::Order;
 
+use super::shards::ShardArguments;
 use crate::input::machine::Machine;
 use crate::input::sizes::{self, Model, Size};
 use crate::present::terminal::LookArguments;
@@ -17,7 +18,12 @@ in one order by layer; the figures are their mean, and pictures show the longest
 With --elastic the slots of a layer are fixed, and the sequences that run divide them: a small batch has slots for all \
 its rows and misses nothing.
 Throughput is tokens a second of 8 GPUs; OTPS is output tokens a second of one sequence. Exposed: how much longer the \
-step takes than without misses.";
+step takes than without misses.
+
+The attention weights of 8 ranks are pulled before each layer. What does a step wait for them?
+
+  forebay simulate --setup ess --context 32K --batch 160 --ratio 0.21 \\
+      --shard mla --dp 8 --timeline step.svg";
 
 /// The arguments of `forebay simulate`.
 #[derive(clap::Args)]
@@ -36,7 +42,7 @@ pub struct Arguments {
     /// Prints how long forebay's own kernels should take on a GPU, term by term, before any is measured, instead of a
     /// step (docs/gpu-notes.md).
     #[arg(long, conflicts_with_all = ["setup", "context", "batch", "elastic", "pool_slots", "model", "html",
-                                      "timeline", "perfetto", "write_table"])]
+                                      "timeline", "perfetto", "write_table", "shard"])]
     pub kernels: bool,
     /// Sets a price of --kernels, such as read_gb_s=25 or round_trip_us=1.2..1.8; the error for a wrong name lists
     /// all.
@@ -97,6 +103,8 @@ pub struct Arguments {
     /// Gigabytes a second of other traffic on the link to the host during the step: transfer.
     #[arg(long, value_name = "GB/S", value_parser = sizes::positive, allow_negative_numbers = true)]
     pub traffic_down: Option<f64>,
+    #[command(flatten)]
+    pub shards: ShardArguments,
     /// Draws the step as an SVG picture, with a lane for each stream. For a single point.
     #[arg(long, value_name = "FILE")]
     pub timeline: Option<PathBuf>,

@@ -9,7 +9,7 @@ use forebay::predict::plan::Ratio;
 
 use super::lanes::lanes;
 use super::result::{Simulated, elastic, exposed_share, mean_misses, worst_layer};
-use super::text::{beside, line, title};
+use super::text::{beside, line, pulls, title};
 use super::timeline;
 use crate::present::html::chart::{self, Axis, Plot, WIDTH};
 use crate::present::html::numbers::{percent, ratio, tile};
@@ -214,7 +214,8 @@ fn facts(all: &[Simulated]) -> Vec<String> {
         _ => format!("{} points.", all.len()),
     };
     let source = provenance::sentences(all.iter().map(|simulated| &simulated.provenance));
-    source.into_iter().chain([points]).chain(elastic(all)).chain(longest).collect()
+    let facts = source.into_iter().chain([points]).chain(elastic(all));
+    facts.chain(pulls(all)).chain(longest).collect()
 }
 
 /// Warnings above all figures: GPUs other than those of the costs, misses of another model.

@@ -37,6 +37,8 @@ struct Entry<'a> {
     otps: f64,
     exposed_ms: f64,
     wait_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pulls: Option<Pulled<'a>>,
     host: Host,
     overlap: Counts,
     misses: f64,
@@ -55,6 +57,18 @@ struct Host {
     bound_by: &'static str,
 }
 
+/// The pulls of sharded weights.
+#[derive(Serialize)]
+struct Pulled<'a> {
+    shard: &'a [String],
+    weights_from: &'static str,
+    ranks: u32,
+    sharded_layers: usize,
+    pull_us: f64,
+    exposed_ms: f64,
+    slower_ms: f64,
+}
+
 /// The steps of a replay.
 #[derive(Serialize)]
 struct Steps {
@@ -70,6 +84,8 @@ struct PerLayer {
     misses: f64,
     overlap: &'static str,
     exposed_us: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pulls_exposed_us: Option<f64>,
 }
 
 fn entry<'a>(simulated: &'a Simulated, misses_note: Option<&'a str>) -> Entry<'a> {
@@ -97,6 +113,15 @@ fn entry<'a>(simulated: &'a Simulated, misses_note: Option<&'a str>) -> Entry<'a
         otps: outcome.otps,
         exposed_ms: outcome.exposed_ms,
         wait_ms: outcome.wait_ms,
+        pulls: outcome.pulls.as_ref().zip(simulated.sharded.as_ref()).map(|(pulls, sharded)| Pulled {
+            shard: &sharded.names,
+            weights_from: sharded.source(),
+            ranks: sharded.plan.group().ranks,
+            sharded_layers: sharded.plan.sharded(),
+            pull_us: pulls.pull_us,
+            exposed_ms: pulls.exposed_ms,
+            slower_ms: pulls.slower_ms,
+        }),
         host: Host {
             captured_us: outcome.host.captured_us,
             uncaptured_us: outcome.host.uncaptured_us,
@@ -117,6 +142,7 @@ fn entry<'a>(simulated: &'a Simulated, misses_note: Option<&'a str>) -> Entry<'a
                 misses: *misses,
                 overlap: overlap.name(),
                 exposed_us: *exposed_us,
+                pulls_exposed_us: outcome.pulls.as_ref().and_then(|p| p.exposed_us.get(layer).copied()),
             })
             .collect(),
     }

@@ -6,6 +6,7 @@
 
 use forebay::device::Stream;
 use forebay::device::clock::Span;
+use forebay::predict::simulate::PULLS;
 use forebay::{Error, Kind, Result};
 use serde::Serialize;
 
@@ -20,7 +21,8 @@ pub struct Lane {
 }
 
 /// Names that make a stream one of forebay's own, or one of background traffic.
-const OWN: [&str; 5] = ["resolve", "gather", "scatter", "traffic up", "traffic down"];
+const OWN: [&str; 8] =
+    ["resolve", "gather", "scatter", PULLS[0], PULLS[1], PULLS[2], "traffic up", "traffic down"];
 
 /// The spans of each stream; streams in which nothing takes time are omitted.
 pub fn lanes(spans: &[Span]) -> Vec<Lane> {
@@ -161,10 +163,14 @@ mod tests {
             span(0, "index", 1, 10.0, 20.0),
             span(2, "resolve", 0, 20.0, 30.0),
             span(9, "scatter", 0, 4.0, 4.0),
+            Span { micro_batch: None, ..span(12, PULLS[1], 0, 30.0, 80.0) },
+            Span { micro_batch: None, ..span(11, PULLS[0], 0, 31.0, 90.0) },
         ];
         let lanes = lanes(&spans);
         let names: Vec<&str> = lanes.iter().map(|lane| lane.name.as_str()).collect();
-        assert_eq!(names, ["compute", "resolve, micro-batch 1", "gather, micro-batch 2"]);
+        let pulls = ["pull, buffer 0", "pull, buffer 1"];
+        assert_eq!(names[..3], ["compute", "resolve, micro-batch 1", "gather, micro-batch 2"]);
+        assert_eq!(names[3..], pulls);
         assert_eq!(lanes[0].spans.len(), 2);
     }
 

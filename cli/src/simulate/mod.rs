@@ -7,6 +7,7 @@ mod kernels;
 mod lanes;
 pub mod result;
 pub mod run;
+pub mod shards;
 pub mod text;
 pub mod timeline;
 

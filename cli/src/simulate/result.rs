@@ -9,6 +9,7 @@ use forebay::predict::provenance::Provenance;
 use forebay::predict::simulate::Outcome;
 use serde::Serialize;
 
+use super::shards::Sharded;
 use crate::present::numbers::tokens;
 use crate::study::mean_step::Worst;
 
@@ -28,6 +29,8 @@ pub struct Simulated {
     pub fill: bool,
     /// Gigabytes a second of other traffic, up and down.
     pub traffic: [Option<f64>; 2],
+    /// What is sharded, if something is.
+    pub sharded: Option<Sharded>,
     /// The step; the mean of a replay's steps.
     pub outcome: Outcome,
     /// The longest of a replay's steps.
@@ -65,10 +68,16 @@ pub fn exposed_share(outcome: &Outcome) -> f64 {
     if outcome.step_ms > 0.0 { outcome.exposed_ms / outcome.step_ms } else { 0.0 }
 }
 
+/// By layer, the microseconds that gathers and pulls expose.
+fn exposed_us(outcome: &Outcome) -> impl Iterator<Item = f64> {
+    let pulls = outcome.pulls.iter().flat_map(|pulls| &pulls.exposed_us).copied();
+    outcome.exposed_us.iter().zip(pulls.chain(std::iter::repeat(0.0))).map(|(gathers, pulls)| gathers + pulls)
+}
+
 /// The layer with most exposed time.
 pub fn worst_layer(outcome: &Outcome) -> u32 {
-    let layers = (0_u32..).zip(&outcome.exposed_us);
-    layers.max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(layer, _)| layer)
+    let layers = (0_u32..).zip(exposed_us(outcome));
+    layers.max_by(|a, b| a.1.total_cmp(&b.1)).map_or(0, |(layer, _)| layer)
 }
 
 /// The number of layers in each order.

@@ -12,11 +12,12 @@ use forebay::predict::elastic::Pool;
 use forebay::predict::misses::Misses;
 use forebay::predict::plan::{self, Batch, Demand, Planned, Ratio};
 use forebay::predict::setup::Setup;
-use forebay::predict::simulate::{Options, Order, Outcome, Point, Traffic};
+use forebay::predict::simulate::{Options, Order, Outcome, PULL_ASSUMPTIONS, Point, Traffic};
 use forebay::{Error, Kind, Result};
 
 use super::args::{Arguments, Choice, Switch};
 use super::result::{self, Simulated};
+use super::shards::Sharded;
 use super::{html, json, kernels, lanes, text, timeline};
 use crate::input::file_kind::{self, FileKind};
 use crate::input::machine::accepts;
@@ -148,7 +149,13 @@ impl Arguments {
         plan::plan(&demand)
     }
 
-    fn options(&self, order: Order, misses: Option<Misses>, spans: bool) -> Options {
+    fn options(
+        &self,
+        order: Order,
+        misses: Option<Misses>,
+        sharded: Option<&Sharded>,
+        spans: bool,
+    ) -> Options {
         Options {
             order,
             two_batch: self.two_batch.map(|switch| switch == Switch::On),
@@ -159,6 +166,7 @@ impl Arguments {
             },
             misses,
             step: 0,
+            sharded: sharded.map(|sharded| sharded.plan.clone()),
             spans,
         }
     }
@@ -295,6 +303,7 @@ fn sweep(arguments: &Arguments) -> Result<Sweep> {
     let jobs = arguments.jobs(&setup)?;
     let points = jobs.len() * simulators.len();
     arguments.check_single(points)?;
+    let sharded = arguments.shards.of(&setup)?;
     let mut source = arguments.machine.source(&setup)?;
     check_elastic(&source, &setup, &jobs)?;
     let table = arguments.table.as_deref().map(read_table).transpose()?;
@@ -306,9 +315,11 @@ fn sweep(arguments: &Arguments) -> Result<Sweep> {
         arguments.check_traffic(linked.simulator.setup())?;
         let provenance = source.provenance(linked.simulator.setup());
         let provenance = if arguments.elastic { provenance.with_elastic_budgets() } else { provenance };
+        let assumed: &[&str] = if sharded.is_some() { &PULL_ASSUMPTIONS } else { &[] };
+        let provenance = provenance.with_assumptions(assumed);
         for Job { point, asked, pool, choice } in &jobs {
             let misses = source.at(&setup, point.ratio, point.mtp)?;
-            let options = arguments.options(choice.order(table.as_ref()), misses, spans);
+            let options = arguments.options(choice.order(table.as_ref()), misses, sharded.as_ref(), spans);
             let run = mean_step::run(&mut linked.simulator, point, options);
             let Run { outcome, worst } = run.map_err(|error| of_point(error, point))?;
             all.push(Simulated {
@@ -319,6 +330,7 @@ fn sweep(arguments: &Arguments) -> Result<Sweep> {
                 pool: *pool,
                 fill: arguments.fill,
                 traffic: [arguments.traffic_up, arguments.traffic_down],
+                sharded: sharded.clone(),
                 outcome,
                 worst,
             });

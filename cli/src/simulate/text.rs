@@ -8,7 +8,7 @@ use crate::present::provenance;
 use crate::present::terminal::{Look, Spare, align_right};
 use crate::study::mean_step::Worst;
 
-/// Other requested conditions: elastic budgets, separate compute streams, traffic.
+/// Other requested conditions: elastic budgets, separate compute streams, traffic, sharded weights.
 pub fn beside(simulated: &Simulated) -> String {
     let mut words = String::new();
     if simulated.pool.is_some() {
@@ -20,6 +20,7 @@ pub fn beside(simulated: &Simulated) -> String {
     for (rate, way) in simulated.traffic.iter().zip(["up", "down"]) {
         words += &rate.map_or(String::new(), |rate| format!(", traffic {way} {rate} GB/s"));
     }
+    words += &simulated.sharded.as_ref().map_or(String::new(), |sharded| format!(", {}", sharded.words()));
     words
 }
 
@@ -45,12 +46,41 @@ pub fn title(simulated: &Simulated) -> String {
     )
 }
 
+/// Milliseconds that a step takes longer because weights are pulled: waits, and works that are slower beside pulls.
+fn pulls_ms(outcome: &Outcome) -> f64 {
+    outcome.pulls.as_ref().map_or(0.0, |pulls| pulls.exposed_ms + pulls.slower_ms).max(0.0)
+}
+
+/// The pulls of all points in one line; none if nothing is sharded.
+pub fn pulls(all: &[Simulated]) -> Option<String> {
+    let sharded = all.iter().find_map(|one| one.sharded.as_ref())?;
+    let all = || all.iter().filter_map(|one| Some((one.outcome.pulls.as_ref()?, one.outcome.step_ms)));
+    let most = all().max_by(|a, b| (a.0.exposed_ms / a.1).total_cmp(&(b.0.exposed_ms / b.1)))?;
+    let (pulls, step_ms) = most;
+    let pull_us = all().map(|(pulls, _)| pulls.pull_us).fold(0.0, f64::max);
+    let several = if all().count() > 1 { "at most " } else { "" };
+    Some(format!(
+        "Pulls: {}, from {}. The longest takes {} us alone on the link. A step waits {several}{} ms for pulls \
+         ({:.1}%), and is {several}{} ms longer because they use the memory.",
+        sharded.words(),
+        sharded.source(),
+        number(pull_us),
+        number(pulls.exposed_ms.max(0.0)),
+        (100.0 * pulls.exposed_ms / step_ms).max(0.0),
+        number(all().map(|(pulls, _)| pulls.slower_ms).fold(0.0, f64::max)),
+    ))
+}
+
 /// The result in one line.
 pub fn line(outcome: &Outcome) -> String {
     let Counts { none, da, dba, ahead } = counts(outcome);
     let ahead = if ahead > 0 { format!(", ahead {ahead}") } else { String::new() };
+    let pulls = outcome.pulls.as_ref().map_or(String::new(), |_| {
+        let ms = pulls_ms(outcome);
+        format!(", {} ms for pulls ({:.1}%)", number(ms), 100.0 * ms / outcome.step_ms)
+    });
     format!(
-        "A step of {} ms, {} ms of it exposed ({:.1}%); {} tokens/s of 8 GPUs; layers by order: none {none}, \
+        "A step of {} ms, {} ms of it exposed ({:.1}%){pulls}; {} tokens/s of 8 GPUs; layers by order: none {none}, \
          da {da}, dba {dba}{ahead}",
         number(outcome.step_ms),
         number(outcome.exposed_ms),
@@ -77,6 +107,7 @@ pub fn report(all: &[Simulated], note: Option<&str>, look: Look) -> String {
     }
     out += &steps(all, look);
     out += "\n";
+    out += &pulls(all).map_or(String::new(), |line| format!("\n{line}\n"));
     out += &host(all);
     out += "\n\nRatio: slots of a sequence and layer as a share of its context at its end. Misses: rows that a \
             sequence fetches a layer, mean. Exposed: how much longer the step takes than without misses. \

@@ -5,6 +5,9 @@
 
 use std::ops::RangeInclusive;
 
+use forebay::device::clock::Span;
+use forebay::predict::simulate::PULLS;
+
 use super::lanes::Lane;
 use crate::present::html::numbers::{short, time};
 use crate::present::html::scale::{Scale, Spread};
@@ -31,9 +34,28 @@ pub struct Caption<'a> {
     pub layers: RangeInclusive<u32>,
 }
 
+/// Whether a span is a pull of sharded weights.
+fn is_pull(span: &Span) -> bool {
+    PULLS.contains(&span.name)
+}
+
+/// A work's name, without the buffer that its lane names.
+fn work(span: &Span) -> &'static str {
+    if is_pull(span) { "pull" } else { span.name }
+}
+
+/// The words on a work. A pull is of a later layer than the works above it, so they name its layer.
+fn words(span: &Span) -> String {
+    match span.layer.filter(|_| is_pull(span)) {
+        Some(layer) => format!("layer {}", layer.0),
+        None => span.name.to_owned(),
+    }
+}
+
 /// A work's colour: a class of the style sheet.
 fn class(name: &str) -> &'static str {
     match name {
+        "pull" => "pull",
         "gather" => "optimum",
         "resolve" => "tokens",
         "scatter" => "warmed",
@@ -42,15 +64,15 @@ fn class(name: &str) -> &'static str {
         "attend" | "attend resident" => "lru",
         "attend fetched" => "cold",
         "merge" => "decay",
-        "project" => "project",
+        "project" | "output" => "project",
         "prepare" => "fifo",
         _ => "plain",
     }
 }
 
-/// The period of the layers, in nanoseconds.
+/// The period of the layers, in nanoseconds. Their pulls begin up to two layers before.
 fn stretch(lanes: &[Lane], layers: &RangeInclusive<u32>) -> (f64, f64) {
-    let spans = lanes.iter().flat_map(|lane| &lane.spans);
+    let spans = lanes.iter().flat_map(|lane| &lane.spans).filter(|span| !is_pull(span));
     let spans = spans.filter(|span| span.layer.is_some_and(|layer| layers.contains(&layer.0)));
     let spans = spans.filter(|span| span.end_ns > span.start_ns);
     let (from, to) =
@@ -139,16 +161,17 @@ impl Strip<'_> {
                 let hint = format!("{}{layer}{batch}: {took}", span.name);
                 let width = (right - left).max(0.6);
                 svg.rect(
-                    &format!("fill {}", class(span.name)),
+                    &format!("fill {}", class(work(span))),
                     (left, top + 2.0),
                     width,
                     self.lane - 6.0,
                     &hint,
                 );
-                if self.named && width > 6.6 * span.name.len() as f64 + 4.0 {
+                let words = words(span);
+                if self.named && width > 6.6 * words.len() as f64 + 4.0 {
                     let middle = (left + width / 2.0, top + self.lane / 2.0 + 3.0);
-                    let on = if class(span.name) == "plain" { "inside pale" } else { "inside" };
-                    svg.text(on, Anchor::Middle, middle, span.name);
+                    let on = if class(work(span)) == "plain" { "inside pale" } else { "inside" };
+                    svg.text(on, Anchor::Middle, middle, &words);
                 }
             }
         }
@@ -170,11 +193,12 @@ impl Strip<'_> {
 fn legend(svg: &mut Svg, lanes: &[Lane], y: f64) {
     let mut entries: Vec<(&str, Vec<&str>)> = Vec::new();
     for span in lanes.iter().flat_map(|lane| &lane.spans).filter(|span| span.end_ns > span.start_ns) {
-        let class = class(span.name);
+        let name = work(span);
+        let class = class(name);
         match entries.iter_mut().find(|(known, _)| *known == class) {
-            Some((_, names)) if names.contains(&span.name) => {}
-            Some((_, names)) => names.push(span.name),
-            None => entries.push((class, vec![span.name])),
+            Some((_, names)) if names.contains(&name) => {}
+            Some((_, names)) => names.push(name),
+            None => entries.push((class, vec![name])),
         }
     }
     let mut left = 24.0;

@@ -78,6 +78,11 @@ fn add(sum: &mut Outcome, one: &Outcome) {
     sum.step_ms += one.step_ms;
     sum.exposed_ms += one.exposed_ms;
     sum.wait_ms += one.wait_ms;
+    if let (Some(sum), Some(one)) = (&mut sum.pulls, &one.pulls) {
+        sum.exposed_ms += one.exposed_ms;
+        sum.slower_ms += one.slower_ms;
+        sum.exposed_us.iter_mut().zip(&one.exposed_us).for_each(|(sum, one)| *sum += one);
+    }
     sum.exposed_us.iter_mut().zip(&one.exposed_us).for_each(|(sum, one)| *sum += one);
     sum.misses.iter_mut().zip(&one.misses).for_each(|(sum, one)| *sum += one);
 }
@@ -86,6 +91,11 @@ fn divided(mut sum: Outcome, steps: f64) -> Outcome {
     sum.step_ms /= steps;
     sum.exposed_ms /= steps;
     sum.wait_ms /= steps;
+    if let Some(pulls) = &mut sum.pulls {
+        pulls.exposed_ms /= steps;
+        pulls.slower_ms /= steps;
+        pulls.exposed_us.iter_mut().for_each(|value| *value /= steps);
+    }
     sum.exposed_us.iter_mut().chain(&mut sum.misses).for_each(|value| *value /= steps);
     sum.otps = sum.point.accept / sum.step_ms * 1e3;
     sum.throughput = NODE_GPUS * f64::from(sum.point.batch) * sum.otps;

@@ -1,12 +1,18 @@
 //! The engine of the simulator: callbacks that enqueue works at a setup's costs.
+//!
+//! With a ring, the rest of a layer is two works: the output projection, behind which the use of the layer's attention
+//! weights ends, and all else.
 
 use super::batch::Batch;
+use super::sharded::OnClock;
 use crate::device::clock::{ClockDevice, Demand, Label};
 use crate::device::{Device, Event, Stream};
 use crate::error::{Error, Kind, Result};
+use crate::ids::{Layer, MicroBatch};
 use crate::overlap::{Attended, Engine, EngineCall, Work};
 use crate::predict::cost::Load;
 use crate::predict::setup::{Setup, Term};
+use crate::weights::Ring;
 
 /// The key of a price: the term, batch rows, query rows, width.
 type Asked = (Term, u32, u32, u32);
@@ -24,6 +30,10 @@ pub struct Costed<'a> {
     ended: [usize; 2],
     /// Prices computed so far: only a few, because layers are alike.
     known: Vec<(Asked, f64)>,
+    /// By layer, how many times longer its works take; nothing beyond its end.
+    slower: &'a [f64],
+    /// What the hooks call, if weights are pulled.
+    ring: Option<&'a mut Ring<OnClock>>,
     /// Microseconds of all works together.
     pub busy_us: f64,
 }
@@ -37,7 +47,25 @@ impl<'a> Costed<'a> {
         share: f64,
         ends: &'a [Vec<Event>],
     ) -> Costed<'a> {
-        Costed { clock, setup, batch, misses, share, ends, ended: [0; 2], known: Vec::new(), busy_us: 0.0 }
+        Costed {
+            clock,
+            setup,
+            batch,
+            misses,
+            share,
+            ends,
+            ended: [0; 2],
+            known: Vec::new(),
+            slower: &[],
+            ring: None,
+            busy_us: 0.0,
+        }
+    }
+
+    /// The same, with works so many times longer by layer, and the hooks of a ring.
+    pub fn beside(mut self, slower: &'a [f64], ring: Option<&'a mut Ring<OnClock>>) -> Costed<'a> {
+        (self.slower, self.ring) = (slower, ring);
+        self
     }
 
     fn us(&mut self, term: Term, call: &EngineCall, width: f64) -> Result<f64> {
@@ -79,9 +107,15 @@ impl<'a> Costed<'a> {
         sm: f64,
     ) -> Result<()> {
         let label = Label { name, layer: Some(call.layer), micro_batch: Some(call.micro_batch) };
+        let us = us * self.slower.get(call.layer.index()).copied().unwrap_or(1.0);
         self.busy_us += us;
         self.clock.compute(stream, label, Demand { ns: us * 1e3, sm })
     }
+}
+
+/// The part of [`Term::Rest`] up to the end of the output projection.
+fn output_share(setup: &Setup, call: &EngineCall) -> f64 {
+    setup.roofline().output_share(f64::from(call.count) * f64::from(call.rows.count))
 }
 
 /// Microseconds of one layer's works for a micro-batch, in the order none.
@@ -114,7 +148,10 @@ impl Engine for Costed<'_> {
             Work::Merge => (Term::Merge, "merge", all),
             Work::Rest => (Term::Rest, "rest", all),
         };
-        let us = self.us(term, call, width)?;
+        let mut us = self.us(term, call, width)?;
+        if call.work == Work::Rest && self.ring.is_some() {
+            us *= 1.0 - output_share(self.setup, call);
+        }
         self.charge(call, stream, name, us, 1.0)?;
         if call.work != Work::Rest {
             return Ok(());
@@ -128,6 +165,28 @@ impl Engine for Costed<'_> {
         let end = self.ends.get(place).and_then(|ends| ends.get(*ended)).ok_or_else(|| lost(place))?;
         *ended += 1;
         self.clock.record(*end, stream)
+    }
+
+    fn enter(&mut self, layer: Layer, micro_batch: MicroBatch, stream: Stream) -> Result<()> {
+        match &mut self.ring {
+            Some(ring) => ring.enter(layer.index(), micro_batch.index(), stream),
+            None => Ok(()),
+        }
+    }
+
+    fn enqueue_output(&mut self, call: &EngineCall, stream: Stream) -> Result<()> {
+        if self.ring.is_none() {
+            return Ok(());
+        }
+        let us = self.us(Term::Rest, call, f64::from(self.setup.shape().top_k))?;
+        self.charge(call, stream, "output", us * output_share(self.setup, call), 1.0)
+    }
+
+    fn leave(&mut self, layer: Layer, micro_batch: MicroBatch, stream: Stream) -> Result<()> {
+        match &mut self.ring {
+            Some(ring) => ring.leave(layer.index(), micro_batch.index(), stream),
+            None => Ok(()),
+        }
     }
 }
 

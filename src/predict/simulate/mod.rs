@@ -15,6 +15,10 @@
 //! **The host** enqueues a step while the device runs the previous one, so its time matters only if it is longer than
 //! the device's ([`HostTime`]). It is not part of the step's time.
 //!
+//! **Sharded weights** ([`Options::sharded`]) are pulled by the production [`Ring`](crate::weights::Ring), on streams
+//! of its own. The same step runs without pulls too: what it takes less is what they expose ([`Pulls`]), apart from
+//! what gathers expose.
+//!
 //! **Order by layer** is the order of least time, found by running one layer on the clock for each order and
 //! some numbers of misses. [`Simulator::run`] then simulates the whole step. [`Simulator::estimate`] adds up
 //! those prices instead: it is faster, agrees to a percent, and has no spans.
@@ -24,6 +28,7 @@ mod engine;
 mod host;
 mod point;
 mod price;
+mod sharded;
 mod split;
 mod world;
 
@@ -31,6 +36,7 @@ use std::collections::HashMap;
 
 pub use host::{Bound, HostTime};
 pub use point::{Options, Order, Point, Traffic};
+pub use sharded::{PULL_ASSUMPTIONS, PULLS, Pulls};
 pub use split::Split;
 
 pub(super) use price::{LayerAt, Role, grid};
@@ -43,6 +49,7 @@ use crate::overlap::Overlap;
 use batch::{Batch, draft_passes};
 use point::bad;
 use price::Prices;
+use sharded::Sharded;
 use world::{Times, World};
 
 /// The result of a simulated step.
@@ -50,9 +57,9 @@ use world::{Times, World};
 pub struct Outcome {
     /// The point.
     pub point: Point,
-    /// Milliseconds of the step.
+    /// Milliseconds of the step, with all that it waits for.
     pub step_ms: f64,
-    /// Milliseconds more than the same step without misses in the order none.
+    /// Milliseconds more than the same step without misses in the order none, if no weights are pulled in either.
     pub exposed_ms: f64,
     /// The milliseconds of these that are not works of the engine at full speed: waits for rows, and, if
     /// a gather takes SMs, the slowdown of concurrent works. The others are the extra cost of split attention.
@@ -60,6 +67,8 @@ pub struct Outcome {
     /// By layer, draft layers with a pass last, the exposed microseconds; 0 or negative if an order
     /// hides more than the order none would without misses.
     pub exposed_us: Vec<f64>,
+    /// What pulls of sharded weights add; none if no weights are sharded.
+    pub pulls: Option<Pulls>,
     /// By layer the rows that a request misses.
     pub misses: Vec<f64>,
     /// By layer, the chosen order.
@@ -112,37 +121,72 @@ impl Simulator {
         let overlap = self.orders(&batch, &misses, options)?;
         let baseline = self.baseline(&batch)?;
         options.traffic.check(&self.setup)?;
-        // Traffic must last as long as the step; otherwise it would affect only a part of it.
-        let mut enough_ns = 2.0 * baseline.total_ns;
-        let times = loop {
-            let mut world = World::new(&self.setup, &batch, options.spans)?;
-            world.background(options.traffic, enough_ns)?;
-            let times = world.step(&self.setup, &misses.rows, misses.share, &overlap)?;
-            if options.traffic == Traffic::default() || times.total_ns <= enough_ns {
-                break times;
-            }
-            enough_ns *= 2.0;
-        };
-        let exposed_us =
-            times.layers_ns.iter().zip(&baseline.layers_ns).map(|(a, b)| (a - b) / 1e3).collect();
+        let sharded =
+            options.sharded.as_ref().map(|plan| Sharded::of(&self.setup, plan, &batch)).transpose()?;
+        let step = Whole { batch: &batch, misses: &misses, overlap: &overlap, least_ns: baseline.total_ns };
+        let spans = options.spans && sharded.is_none();
+        let times = self.whole(&step, options.traffic, None, spans)?;
+        let exposed_us = differences_us(&times, &baseline);
         let exposed_ns = times.total_ns - baseline.total_ns;
-        let sums = Sums {
+        let mut sums = Sums {
             step_ms: times.total_ns / 1e6,
             exposed_ms: exposed_ns / 1e6,
             wait_ms: (exposed_ns - (times.busy_ns - baseline.busy_ns)) / 1e6,
             exposed_us,
+            pulls: None,
         };
-        Ok(outcome(&self.setup, point, &batch, sums, misses.rows, overlap, times.spans))
+        let Some(sharded) = sharded else {
+            return Ok(outcome(&self.setup, point, &batch, sums, misses.rows, overlap, times.spans));
+        };
+        let slower = self.whole(&step, options.traffic, Some((&sharded, false)), false)?;
+        let pulled = self.whole(&step, options.traffic, Some((&sharded, true)), options.spans)?;
+        sums.step_ms = pulled.total_ns / 1e6;
+        sums.pulls = Some(Pulls {
+            exposed_ms: (pulled.total_ns - slower.total_ns) / 1e6,
+            slower_ms: (slower.total_ns - times.total_ns) / 1e6,
+            pull_us: sharded.pull_us,
+            exposed_us: differences_us(&pulled, &slower),
+        });
+        Ok(outcome(&self.setup, point, &batch, sums, misses.rows, overlap, pulled.spans))
+    }
+
+    /// Runs a whole step on the clock, beside other traffic. With sharded weights the works are as slow as beside their
+    /// pulls, and with `true` these run too.
+    fn whole(
+        &self,
+        step: &Whole<'_>,
+        traffic: Traffic,
+        sharded: Option<(&Sharded, bool)>,
+        spans: bool,
+    ) -> Result<Times> {
+        // Traffic must last as long as the step; otherwise it would affect only a part of it.
+        let mut enough_ns = 2.0 * step.least_ns;
+        loop {
+            let mut world = World::new(&self.setup, step.batch, spans)?;
+            if let Some((sharded, pulls)) = sharded {
+                world.shard(sharded, pulls)?;
+            }
+            world.background(traffic, enough_ns)?;
+            let Missing { rows, share } = step.misses;
+            let times = world.step(&self.setup, rows, *share, step.overlap)?;
+            if traffic == Traffic::default() || times.total_ns <= enough_ns {
+                return Ok(times);
+            }
+            enough_ns *= 2.0;
+        }
     }
 
     /// Estimates one step from the prices of its layers.
     ///
     /// # Errors
-    /// Errors of [`Simulator::run`]; [`crate::Kind::InvalidConfig`] for traffic and for micro-batches that fill each
-    /// other's waits, which only a whole step models.
+    /// Errors of [`Simulator::run`]; [`crate::Kind::InvalidConfig`] for traffic, for micro-batches that fill each
+    /// other's waits and for sharded weights, which only a whole step models.
     pub fn estimate(&mut self, point: &Point, options: &Options) -> Result<Outcome> {
-        if options.traffic != Traffic::default() || options.spans || options.fill {
-            return Err(bad("options: traffic, spans and fill need a whole step; an estimate has none"));
+        let whole = options.spans || options.fill || options.sharded.is_some();
+        if options.traffic != Traffic::default() || whole {
+            return Err(bad(
+                "options: traffic, spans, fill and sharded need a whole step; an estimate has none",
+            ));
         }
         let (batch, misses) = self.prepare(point, options)?;
         let overlap = self.orders(&batch, &misses, options)?;
@@ -160,7 +204,7 @@ impl Simulator {
         }
         let exposed_ms = exposed_us.iter().sum::<f64>() / 1e3;
         let (step_ms, wait_ms) = (total_ns / 1e6 + exposed_ms, exposed_ms - more_ns / 1e6);
-        let sums = Sums { step_ms, exposed_ms, wait_ms, exposed_us };
+        let sums = Sums { step_ms, exposed_ms, wait_ms, exposed_us, pulls: None };
         Ok(outcome(&self.setup, point, &batch, sums, misses.rows, overlap, Vec::new()))
     }
 
@@ -315,19 +359,33 @@ struct Missing {
     share: f64,
 }
 
+/// A whole step to run on the clock: its content, and the least that it takes.
+struct Whole<'a> {
+    batch: &'a Batch,
+    misses: &'a Missing,
+    overlap: &'a [Overlap],
+    least_ns: f64,
+}
+
+/// By layer, how many microseconds longer a step takes than another one.
+fn differences_us(longer: &Times, shorter: &Times) -> Vec<f64> {
+    longer.layers_ns.iter().zip(&shorter.layers_ns).map(|(a, b)| (a - b) / 1e3).collect()
+}
+
 /// The times of a step.
 struct Sums {
     step_ms: f64,
     exposed_ms: f64,
     wait_ms: f64,
     exposed_us: Vec<f64>,
+    pulls: Option<Pulls>,
 }
 
 fn outcome(
     setup: &Setup,
     point: &Point,
     batch: &Batch,
-    Sums { step_ms, exposed_ms, wait_ms, exposed_us }: Sums,
+    Sums { step_ms, exposed_ms, wait_ms, exposed_us, pulls }: Sums,
     misses: Vec<f64>,
     overlap: Vec<Overlap>,
     spans: Vec<Span>,
@@ -343,6 +401,7 @@ fn outcome(
         exposed_ms,
         wait_ms,
         exposed_us,
+        pulls,
         misses,
         overlap,
         counts,

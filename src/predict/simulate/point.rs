@@ -5,6 +5,7 @@ use crate::overlap::Overlap;
 use crate::predict::misses::Misses;
 use crate::predict::outside;
 use crate::predict::setup::Setup;
+use crate::weights::Plan;
 
 /// The most requests and query rows of a simulated step.
 const BATCH_MAX: u32 = 1 << 14;
@@ -112,6 +113,9 @@ pub struct Options {
     pub misses: Option<Misses>,
     /// The step of a replay's misses.
     pub step: u32,
+    /// Weights that are pulled before they are used, seen from one rank; none if all are resident. The plan's layers
+    /// are the setup's, with its draft layers if steps have drafts.
+    pub sharded: Option<Plan>,
     /// Keeps the spans.
     pub spans: bool,
 }

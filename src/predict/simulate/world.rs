@@ -3,6 +3,7 @@
 use super::batch::{Batch, draft_passes};
 use super::engine::{Costed, layer_us};
 use super::point::{Traffic, bad};
+use super::sharded::{OnClock, Sharded};
 use crate::device::clock::{
     ClockDevice, ClockOptions, Costs, Demand, Direction, Kernel, Label, Link, Mover, Peer, Span,
 };
@@ -14,6 +15,7 @@ use crate::overlap::{Overlap, OverlapStreams, Run, Schedule, enqueue_step};
 use crate::predict::cost::Load;
 use crate::predict::setup::{Setup, Term};
 use crate::sync::Arc;
+use crate::weights::Ring;
 
 /// The pacing of background traffic, which is not a work and not in a timeline.
 const PACE: &str = "pace";
@@ -45,6 +47,10 @@ pub struct World {
     /// By micro-batch, the ends of its layers and passes, in the order in which they run.
     ends: Vec<Vec<Event>>,
     done: Event,
+    /// By layer, how many times longer its works take; empty if none does.
+    slower: Vec<f64>,
+    /// The ring, if weights are pulled.
+    ring: Option<Ring<OnClock>>,
 }
 
 /// The clock's costs from a setup.
@@ -124,7 +130,19 @@ impl World {
         });
         let ends = ends.collect::<Result<_>>()?;
         let (words, done) = (device.allocate(4)?, device.event()?);
-        Ok(World { pools, batch: *batch, shape, runs, words, ends, done, device })
+        let (batch, slower, ring) = (*batch, Vec::new(), None);
+        Ok(World { pools, batch, shape, runs, words, ends, done, device, slower, ring })
+    }
+
+    /// Makes works take as long as beside the pulls of sharded weights, and with `pulls` pulls these weights. Before
+    /// all else: the clock begins again when the first layers are there.
+    pub fn shard(&mut self, sharded: &Sharded, pulls: bool) -> Result<()> {
+        self.slower.clone_from(&sharded.slower);
+        if pulls {
+            self.ring = Some(sharded.ring(&self.device, &self.batch)?);
+            self.device.reset()?;
+        }
+        Ok(())
     }
 
     /// Copies during the step for `enough_ns`, at rates that the link supports.
@@ -176,7 +194,8 @@ impl World {
             let label = Label { name: "stagger", layer: None, micro_batch: Some(second.micro_batch) };
             self.device.compute(second.streams.compute, label, Demand { ns, sm: 0.0 })?;
         }
-        let mut engine = Costed::new(&self.device, setup, &self.batch, misses, share, &self.ends);
+        let engine = Costed::new(&self.device, setup, &self.batch, misses, share, &self.ends);
+        let mut engine = engine.beside(&self.slower, self.ring.as_mut());
         let (draft_layers, draft_passes) = (self.shape.draft_layers, draft_passes(&self.batch));
         enqueue_step(device, self.pools, &self.runs, orders, draft_layers, draft_passes, &mut engine)?;
         let busy_ns = engine.busy_us * 1e3;
@@ -186,7 +205,7 @@ impl World {
     }
 
     /// The works that follow the layers, once a step, after all micro-batches.
-    fn finish(&self, setup: &Setup) -> Result<()> {
+    fn finish(&mut self, setup: &Setup) -> Result<()> {
         let device = &*self.device;
         let Some(main) = self.runs.first() else { return Ok(()) };
         for run in &self.runs {
@@ -207,6 +226,12 @@ impl World {
         let ns = setup.us(Term::Step, &load)? * 1e3;
         let label = Label { name: "step", layer: None, micro_batch: None };
         device.compute(main.streams.compute, label, Demand { ns, sm: 1.0 })?;
+        if let Some(ring) = &mut self.ring {
+            ring.end(main.streams.compute)?;
+            for stream in (0..).map_while(|buffer| ring.stream(buffer)) {
+                device.edge(self.done, stream, main.streams.compute)?;
+            }
+        }
         device.record(self.done, main.streams.compute)
     }
 
@@ -260,3 +285,7 @@ fn run_of(
         }),
     })
 }
+
+#[cfg(all(test, not(loom)))]
+#[path = "world_tests.rs"]
+mod tests;

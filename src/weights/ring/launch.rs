@@ -30,7 +30,8 @@ impl<P: Pull> Ring<P> {
     ///
     /// # Errors
     /// [`Kind::Busy`] while a step is open; those of [`Ring::begin`], before anything is launched; [`Kind::PeerLost`]
-    /// with layer and rank for a graph that pulls from a rank that ended; the error of `launch`.
+    /// with layer and rank while a layer that is not resident is pulled from a rank that ended; the error of `launch`;
+    /// those of [`Ring::begin`] also behind a launch, which then runs.
     pub fn launch(&mut self, stream: Stream, launch: impl FnOnce() -> Result<()>) -> Result<()> {
         if self.open.is_some() {
             return Err(wrong(Kind::Busy, "a step is open").hint("end or abandon it before a launch"));
@@ -42,24 +43,35 @@ impl<P: Pull> Ring<P> {
                 self.device.wait(stream, *arrived)?;
             }
         }
-        let launched = launch();
+        let mut result = launch();
+        // A launch that was refused half-way may have changed what the buffers hold, except one that never changes.
+        let pulled = result.is_ok() && self.options.wrap == Wrap::Joined;
         for at in 0..self.buffers.len() {
-            let Some(Buffer { stream: own, paced, .. }) = self.buffers.get(at) else { continue };
-            self.device.edge(*paced, stream, *own)?;
-            let Some(first) = self.first(at) else { continue };
-            if launched.is_err() {
-                // A launch that was refused half-way may have changed what the buffer holds.
+            if self.turns(at) && !pulled {
                 self.forget(at);
-                continue;
             }
-            if self.options.wrap == Wrap::Behind && self.turns(at) {
-                self.turn_to(at, first, false)?;
-            } else if let Some(holds) = self.buffers.get_mut(at).and_then(|buffer| buffer.holds.as_mut()) {
-                holds.arrived = false;
-            }
-            self.complete(at)?;
         }
-        launched
+        let again = result.is_ok() && !pulled;
+        for at in 0..self.buffers.len() {
+            result = result.and(self.behind(at, stream, again));
+        }
+        result
+    }
+
+    /// Orders a buffer's stream after a launch, and notes its arrival anew. `again`: what the graph did not pull is
+    /// pulled.
+    fn behind(&mut self, at: usize, stream: Stream, again: bool) -> Result<()> {
+        let Some(Buffer { stream: own, paced, holds, .. }) = self.buffers.get_mut(at) else { return Ok(()) };
+        if let Err(error) = self.device.edge(*paced, stream, *own) {
+            *holds = None;
+            return Err(error);
+        }
+        match holds {
+            Some(holds) => holds.arrived = false,
+            None if again => return self.settle(at),
+            None => return Ok(()),
+        }
+        self.complete(at)
     }
 
     /// Whether several layers use a buffer in turn.

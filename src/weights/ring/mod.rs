@@ -42,6 +42,7 @@
 //!
 //! **What it does not do.** It does not decide which layers are sharded, sees no other process ([`Ring::lost`] tells it
 //! of one that died), and orders nothing that reads a window on another stream than the one passed to [`Ring::enter`].
+//! A step is captured whole or not at all. Windows have one ring: what others pull into its buffers it does not know.
 
 mod launch;
 mod options;
@@ -178,7 +179,7 @@ impl<P: Pull> Ring<P> {
         &self.pulls
     }
 
-    /// The stream of a buffer, for an engine that gives it a priority or looks at its work.
+    /// The stream of a buffer's pulls, for an engine that orders or times its own work against them.
     pub fn stream(&self, buffer: usize) -> Option<Stream> {
         self.buffers.get(buffer).map(|buffer| buffer.stream)
     }
@@ -204,7 +205,9 @@ impl<P: Pull> Ring<P> {
 
     /// The next use of a buffer behind use `at` of a step, as its layer; and whether that is the next step's.
     fn following(&self, buffer: usize, at: usize, uses: usize) -> Option<(usize, bool)> {
-        let later = (at + 1..uses).filter_map(|at| self.used(at)).find(|l| self.place(*l) == Some(buffer));
+        // Each layer that is used again is so within one round of all layers.
+        let round = (at + 1..uses).take(self.once.len() + self.drafts.len());
+        let later = round.filter_map(|at| self.used(at)).find(|layer| self.place(*layer) == Some(buffer));
         later.map(|layer| (layer, false)).or_else(|| self.first(buffer).map(|layer| (layer, true)))
     }
 
@@ -216,9 +219,8 @@ impl<P: Pull> Ring<P> {
     /// than the ring has; [`Kind::PeerLost`] with layer and rank; those of [`Windows::pull`].
     pub fn begin(&mut self, micro_batches: usize, draft_passes: usize) -> Result<()> {
         if self.open.is_some() {
-            return Err(
-                wrong(Kind::Busy, "a step is open").hint("end or abandon it; give each schedule a ring")
-            );
+            return Err(wrong(Kind::Busy, "a step is open")
+                .hint("end or abandon it; one schedule at a time uses a ring"));
         }
         if micro_batches == 0 || micro_batches > self.options.micro_batches {
             return Err(wrong(Kind::OutOfRange, "micro-batches of a step")
@@ -244,8 +246,8 @@ impl<P: Pull> Ring<P> {
         self.complete(buffer)
     }
 
-    /// Checks that the layer needs no rank that ended. A graph may pull a layer that is whole at present from the
-    /// memory of such a rank: it is still mapped, and what is written is not used.
+    /// Checks that the layer needs no rank that ended. A graph pulls a layer that was made resident all the same, into
+    /// the layer's own memory: the same bytes again, because nothing writes the memory of a process that ended.
     fn alive(&self, layer: usize) -> Result<()> {
         match self.lost.iter().find(|rank| self.pulls.reads(layer, **rank)) {
             None => Ok(()),
@@ -277,6 +279,12 @@ impl<P: Pull> Ring<P> {
 
     /// Enqueues the copies of a buffer's pull up to `until`, and its arrival behind the last one.
     fn proceed(&mut self, buffer: usize, until: usize) -> Result<()> {
+        if let Some(pulling) = self.buffers.get(buffer).and_then(|buffer| buffer.holds)
+            && pulling.enqueued < pulling.copies
+        {
+            // The rank may have ended since the pull began.
+            self.alive(pulling.layer)?;
+        }
         let Ring { device, pulls, buffers, .. } = self;
         let Some(Buffer { stream, arrived, captured, holds: Some(pulling), .. }) = buffers.get_mut(buffer)
         else {
@@ -340,7 +348,7 @@ impl<P: Pull> Ring<P> {
             return Err(refused(Kind::InvalidState, layer, "the ring is used by two schedules")
                 .with("stream", stream.0)
                 .with("the step's", own.0)
-                .hint("use one compute stream for a micro-batch, and give each schedule a ring"));
+                .hint("use one compute stream for a micro-batch, and one schedule at a time"));
         }
         Ok(self.place(layer).map(|buffer| (open, *reader, buffer)))
     }
@@ -380,8 +388,8 @@ impl<P: Pull> Ring<P> {
         self.open = Some(open);
         let holds = self.buffers.get(buffer).and_then(|buffer| buffer.holds);
         if holds.is_none_or(|holds| holds.layer != layer) {
-            return Err(refused(Kind::InvalidState, layer, "its buffer is in use by another micro-batch")
-                .hint("let the micro-batches take turns in each layer"));
+            return Err(refused(Kind::InvalidState, layer, "its pull has not begun")
+                .hint("let the micro-batches take turns in each layer; abandon a step after an error"));
         }
         self.advance(stream)?;
         self.complete(buffer)?;
@@ -501,7 +509,9 @@ impl<P: Pull> Ring<P> {
         result
     }
 
-    /// Notes that a rank has ended: no pull reads its memory from now on, although it could.
+    /// Notes that a rank has ended: no pull of a layer that is not resident reads its memory from now on, although it
+    /// could. A graph that was captured before goes on reading it for layers that were made resident: the memory stays
+    /// mapped, nothing writes it any more, and the layer's own memory gets the bytes that it has.
     pub fn lost(&mut self, rank: u32) {
         if !self.lost.contains(&rank) {
             self.lost.push(rank);

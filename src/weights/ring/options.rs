@@ -19,8 +19,9 @@ pub struct RingOptions {
     pub draft_layers: usize,
     /// The most micro-batches of a step, at least 1.
     pub micro_batches: usize,
-    /// Parts of a pull, at least 1. The first begins with the pull; a further one at each later [`Ring::enter`],
-    /// [`Ring::leave`] and [`Ring::advance`]. What is left when the layer is entered is enqueued then.
+    /// Parts of a pull, at least 1. The first begins with the pull; a further one at each later [`Ring::enter`] and
+    /// [`Ring::leave`] of a sharded layer, and at each [`Ring::advance`]. What is left when the layer is entered is
+    /// enqueued then.
     pub parts: usize,
     /// How a captured step ends.
     pub wrap: Wrap,

@@ -82,7 +82,8 @@ impl Pull for Windows {
     }
 
     fn is_whole(&self, layer: usize) -> bool {
-        self.is_resident(layer).unwrap_or(false)
+        // A layer whose mappings are not known is not whole; its next pull returns the error.
+        self.layer(layer).is_ok() && self.is_resident(layer).unwrap_or(false)
     }
 
     fn reads(&self, layer: usize, rank: u32) -> bool {

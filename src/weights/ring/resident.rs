@@ -22,6 +22,15 @@ impl Ring<Windows> {
         Ok(())
     }
 
+    /// Notes that a layer's mappings have changed, or may have: what its buffer holds is not known to be this layer.
+    fn changed(&mut self, layer: usize) {
+        if let Some(at) = self.place(layer)
+            && self.buffers.get(at).and_then(|buffer| buffer.holds).is_some_and(|holds| holds.layer == layer)
+        {
+            self.forget(at);
+        }
+    }
+
     /// As [`Windows::make_resident`], between steps. `stream` is ordered after all steps that used the layer. Blocks.
     ///
     /// # Errors
@@ -29,7 +38,9 @@ impl Ring<Windows> {
     pub fn make_resident(&mut self, layer: usize, stream: Stream) -> Result<()> {
         self.drain(layer)?;
         self.alive(layer)?;
-        self.pulls.make_resident(layer, stream)
+        let result = self.pulls.make_resident(layer, stream);
+        self.changed(layer);
+        result
     }
 
     /// As [`Windows::make_sharded`], between steps, when all steps that used the layer have run. Blocks.
@@ -38,12 +49,10 @@ impl Ring<Windows> {
     /// [`Kind::Busy`] while a step is open or captured; those of [`Windows::make_sharded`].
     pub fn make_sharded(&mut self, layer: usize) -> Result<()> {
         self.drain(layer)?;
-        self.pulls.make_sharded(layer)?;
-        // Its pull went to its own memory.
-        if let Some(buffer) = self.place(layer) {
-            self.forget(buffer);
-        }
-        Ok(())
+        let result = self.pulls.make_sharded(layer);
+        // Its last pull went to its own memory; also where giving that back was refused.
+        self.changed(layer);
+        result
     }
 
     /// The windows, when nothing is pulled any more. Pulls that were enqueued go on.

@@ -1,7 +1,9 @@
 //! Calls out of order, and ranks that end: one error each that names the layer, and what was enqueued stays right.
 
 use forebay::device::Device;
-use forebay::weights::{Odd, Pull, RingOptions};
+use std::sync::atomic::Ordering;
+
+use forebay::weights::{Odd, Pull, RingOptions, Wrap};
 use forebay::{Error, Kind};
 
 use super::Rig;
@@ -79,7 +81,7 @@ fn a_ring_that_two_schedules_use_is_refused() {
     rig.ring.enter(2, 0, first).unwrap();
     rig.ring.leave(2, 0, first).unwrap();
     let error = rig.ring.enter(4, 0, first).unwrap_err();
-    assert_eq!(says(&error), (Kind::InvalidState, "layer 4: its buffer is in use by another micro-batch"));
+    assert_eq!(says(&error), (Kind::InvalidState, "layer 4: its pull has not begun"));
     goes_on(&mut rig, 2);
 }
 
@@ -151,8 +153,8 @@ fn a_pull_waits_for_the_readers_of_an_abandoned_step() {
 fn each_refused_copy_leaves_a_ring_that_goes_on() {
     let copies = 3 * 4;
     for refused in 0..3 * copies {
-        let mut model = Model::new(plan(4, 4, Odd::Cheapest, |_| true), None);
-        model.refused = Some(refused);
+        let model = Model::new(plan(4, 4, Odd::Cheapest, |_| true), None);
+        model.passes.store(refused, Ordering::Relaxed);
         let mut rig = Rig::new(model, RingOptions { parts: 1 + refused % 3, ..RingOptions::default() });
         let mut errors = 0;
         for _ in 0..3 {
@@ -164,6 +166,73 @@ fn each_refused_copy_leaves_a_ring_that_goes_on() {
         }
         assert_eq!((errors, rig.watch.conflict()), (1, None), "copy {refused}");
     }
+}
+
+/// The same of the pulls around a launch, and a launch that is refused: whatever the graph left in the buffers, the next
+/// steps find every layer, and pull nothing under a reader.
+#[test]
+fn each_refused_copy_around_a_launch_leaves_a_ring_that_goes_on() {
+    for (wrap, fails, odd) in [Wrap::Joined, Wrap::Behind]
+        .into_iter()
+        .flat_map(|wrap| [false, true].map(|fails| (wrap, fails)))
+        .flat_map(|(wrap, fails)| [Odd::Cheapest, Odd::ThirdBuffer].map(|odd| (wrap, fails, odd)))
+    {
+        let mut refusals = 0;
+        for refused in 0..8 {
+            let model = Model::new(plan(5, 4, odd, |_| true), None);
+            let (passes, joined) = (model.passes.clone(), wrap == Wrap::Joined);
+            let mut rig = Rig::new(model, RingOptions { micro_batches: 2, wrap, ..RingOptions::default() });
+            rig.step(2, 0, 0).unwrap();
+            let stream = rig.streams[0];
+            let graph = rig.ring.pulls().graph(joined, stream);
+            // A graph of both micro-batches begins behind the second one's stream too.
+            rig.watch.edge(rig.watch.event().unwrap(), rig.streams[1], stream).unwrap();
+            passes.store(refused, Ordering::Relaxed);
+            let refuse = || Err(Error::new(Kind::OsRefused, "launch"));
+            let launched = rig.ring.launch(stream, || if fails { refuse() } else { graph() });
+            passes.store(usize::MAX, Ordering::Relaxed);
+            refusals += u32::from(launched.is_err());
+            (0..2).for_each(|_| rig.step(2, 0, 0).unwrap());
+            assert_eq!(
+                rig.watch.conflict(),
+                None,
+                "{wrap:?}, refused launch: {fails}, {odd:?}, copy {refused}"
+            );
+        }
+        let expected = match (wrap, fails) {
+            (_, true) => 8,
+            (Wrap::Behind, false) => 6,
+            (Wrap::Joined, false) => 0,
+        };
+        assert_eq!(refusals, expected, "{wrap:?}, {odd:?}");
+    }
+}
+
+/// The last layer alone has the third buffer, which no graph changes: where a launch is refused before it begins, the
+/// second micro-batch may still read it.
+#[test]
+fn a_refused_launch_pulls_nothing_under_a_reader() {
+    let mut rig = Rig::new(
+        Model::new(plan(5, 4, Odd::ThirdBuffer, |_| true), None),
+        RingOptions { micro_batches: 2, ..RingOptions::default() },
+    );
+    rig.step(2, 0, 0).unwrap();
+    let refuse = || Err(Error::new(Kind::OsRefused, "launch"));
+    assert_eq!(rig.ring.launch(rig.streams[0], refuse).unwrap_err().kind(), Kind::OsRefused);
+    (0..2).for_each(|_| rig.step(2, 0, 0).unwrap());
+    assert_eq!(rig.watch.conflict(), None);
+}
+
+/// A rank that ends between two parts of a pull: the rest is not pulled.
+#[test]
+fn the_rest_of_a_pull_from_a_rank_that_ended_is_refused() {
+    let model = Model::new(plan(4, 4, Odd::Cheapest, |_| true), None);
+    let mut rig = Rig::new(model, RingOptions { parts: 3, ..RingOptions::default() });
+    rig.step(1, 0, 0).unwrap();
+    rig.ring.lost(3);
+    let error = rig.ring.begin(1, 0).unwrap_err();
+    let place = "layer 1: it is pulled from a rank that ended";
+    assert_eq!((says(&error), error.number("rank")), ((Kind::PeerLost, place), Some(3)));
 }
 
 /// Layers that become resident between steps are not pulled any more.

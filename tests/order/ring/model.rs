@@ -2,6 +2,7 @@
 //! those of a real plan. Each layer's pull is one copy of each other rank's part.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use forebay::check::order::Content;
@@ -37,9 +38,8 @@ pub struct Model {
     own: Vec<Slice>,
     resident: Vec<bool>,
     pub acts: Arc<Mutex<Vec<Act>>>,
-    /// The copy that is refused, counted from 0.
-    pub refused: Option<usize>,
-    copied: Mutex<usize>,
+    /// The copies that pass before one is refused.
+    pub passes: Arc<AtomicUsize>,
 }
 
 pub fn content(layer: usize) -> Content {
@@ -89,8 +89,7 @@ impl Model {
             own,
             resident: vec![false; layers],
             acts: Arc::default(),
-            refused: None,
-            copied: Mutex::new(0),
+            passes: Arc::new(AtomicUsize::new(usize::MAX)),
         }
     }
 
@@ -106,6 +105,22 @@ impl Model {
         self.acts.lock().unwrap().push(Act::Used(layer));
         let mut window = [Some(self.parts[layer][0]), self.others(layer)].into_iter().flatten();
         window.try_for_each(|slice| self.watch.uses(stream, what, &slice, content(layer)))
+    }
+
+    /// What a graph of a step leaves in each buffer that layers use in turn: its first layer, or its last one.
+    pub fn graph(&self, joined: bool, stream: Stream) -> impl FnOnce() -> Result<()> + use<> {
+        let mut copies = Vec::new();
+        for buffer in 0..3 {
+            let layers: Vec<usize> =
+                (0..self.layers).filter(|layer| self.buffer(*layer) == Some(buffer)).collect();
+            let [first, .., last] = layers[..] else { continue };
+            let layer = if joined { first } else { last };
+            for (rank, part) in self.parts[layer].iter().enumerate().skip(1) {
+                copies.push((*part, self.buffers[buffer].part(PART * (rank as u64 - 1), PART).unwrap()));
+            }
+        }
+        let watch = self.watch.clone();
+        move || copies.into_iter().try_for_each(|(from, to)| watch.copy(stream, from, to))
     }
 
     /// Makes a layer resident, as [`forebay::weights::Windows`] do: its pulls write memory of its own from now on.
@@ -140,12 +155,10 @@ impl Pull for Model {
             self.acts.lock().unwrap().push(Act::Pulled(layer));
         }
         for rank in copies.map(|copy| copy + 1) {
-            let mut copied = self.copied.lock().unwrap();
-            if self.refused == Some(*copied) {
-                *copied += 1;
+            // It wraps to the largest number, which no test reaches.
+            if self.passes.fetch_sub(1, Ordering::Relaxed) == 0 {
                 return Err(forebay::Error::new(Kind::OsRefused, "copy").at("refused by a test"));
             }
-            *copied += 1;
             let to = self.others(layer).unwrap().part(PART * (rank as u64 - 1), PART).unwrap();
             self.watch.copy(stream, self.parts[layer][rank], to)?;
         }

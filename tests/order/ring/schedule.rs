@@ -66,8 +66,13 @@ struct Both {
 
 impl Both {
     fn new(odd: Odd, sharing: Sharing, without: Option<u64>) -> Both {
+        Both::grouped(0, odd, sharing, without)
+    }
+
+    /// With so many layers that share a selection; 0 if none do.
+    fn grouped(group_layers: u32, odd: Odd, sharing: Sharing, without: Option<u64>) -> Both {
         let config = config(1);
-        let shape = Shape { layers: LAYERS as u32 - 1, ..config.shape };
+        let shape = Shape { layers: LAYERS as u32 - 1, group_layers, ..config.shape };
         let mut rig = Rig::with(forebay::Config { shape, ..config }, sharing, without);
         rig.fill().unwrap();
         let model = Model::on(rig.watch.clone(), plan(LAYERS, 3, odd, |_| true));
@@ -102,6 +107,26 @@ fn every_order_of_overlap_finds_its_layers() {
                 let mut both = Both::new(odd, sharing, None);
                 (0..3).for_each(|_| both.step(orders, false, None).unwrap());
                 assert_eq!(both.watch().conflict(), None);
+                both.rig.retire();
+            }
+        }
+    }
+}
+
+/// Layers that share a selection, whose gathers run ahead: their windows are entered before a gather that the layer
+/// before has ordered.
+#[test]
+fn layers_that_run_ahead_find_their_windows() {
+    let [none, da, dba, ahead] = Overlap::ALL;
+    for group_layers in [2, 4] {
+        let second = if group_layers == 2 { dba } else { ahead };
+        for orders in
+            [[none, ahead, second, ahead, none], [dba, ahead, second, da, dba], [da, da, da, ahead, da]]
+        {
+            for sharing in [Sharing::None, Sharing::Two, Sharing::One] {
+                let mut both = Both::grouped(group_layers, Odd::Cheapest, sharing, None);
+                (0..3).for_each(|_| both.step(orders, false, None).unwrap());
+                assert_eq!(both.watch().conflict(), None, "{orders:?}");
                 both.rig.retire();
             }
         }
