@@ -245,6 +245,18 @@ fn equal_layers_wait_on_the_clock_as_the_closed_form_says() {
     assert!(exposed > 100, "{exposed} cases in which a step waits");
 }
 
+/// Two pulls that are launched behind a graph share the link, and both are late: the closed form is of one at a time.
+#[test]
+fn two_pulls_at_once_behind_a_graph_wait_longer_than_the_closed_form() {
+    let one = |index: u32| layer((3.0, 7.0), Some(((index % 2) as u8, 10.5)));
+    let layers: Vec<Layer> = (0..60).map(one).collect();
+    let end = End::Graph(Wrap::Behind);
+    let closed = pulls::uniform_us(60, &layers[0], 10.5, (0.0, 0.0), end);
+    let cycle = |at_once| Cycle { layers: layers.clone(), tail_us: 0.0, between_us: 0.0, at_once, end };
+    let [single, both] = [1, 2].map(|at_once| compare(&cycle(at_once)));
+    assert_eq!([closed, single, both].map(|us| (10.0 * us).round() / 10.0), [43.0, 43.0, 46.0]);
+}
+
 /// The control: without the waits that the ring enqueues, a step takes its works alone.
 #[test]
 fn without_its_waits_a_step_on_the_clock_waits_for_nothing() {
