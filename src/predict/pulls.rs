@@ -260,8 +260,8 @@ pub fn better(cycle: &Cycle) -> (Wrap, Exposed) {
 }
 
 /// What a step of `layers` equal layers waits in all, in closed form: an even number of layers from 4 on, all sharded
-/// over two buffers, and one pull at once. Two layers keep their buffers and wait for nothing. The arguments are a layer, the pull of each, and [`Cycle::tail_us`] and
-/// [`Cycle::between_us`].
+/// over two buffers, and one pull at once. Two layers keep their buffers and wait for nothing. The arguments are a
+/// layer, the pull of each, and [`Cycle::tail_us`] and [`Cycle::between_us`].
 ///
 /// **Derivation.** Let a layer use its weights for `u` and go on for `r`, `L = u + r`, and a pull take `p`. Layers 0
 /// and 1 are there, and `U(0) = 0`.
