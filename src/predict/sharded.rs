@@ -3,7 +3,7 @@
 //! Four ways to keep the same weights are compared, each with the most sequences that its bytes leave room for:
 //!
 //! - **resident**: every rank has them whole;
-//! - **sharded**: ranks pull each other's parts ([`Plan`]), and a step waits as [`pulls`](super::pulls) says;
+//! - **sharded**: ranks pull each other's parts ([`Plan`]), and a step waits as [`pulls`] says;
 //! - **by heads**: one node's GPUs divide attention by heads. Each has a part of the weights, and the cache of all
 //!   sequences; each layer has two all-reduces and no exchange. Priced where a roofline has all costs, on one node;
 //! - **activations move**: the output projection is divided over the same ranks by its columns. Each rank sends the
