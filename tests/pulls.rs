@@ -1,5 +1,5 @@
-//! The ring on the virtual clock, without memory: what its steps wait is what `predict::pulls` computes, layer by
-//! layer, from one step to the next too.
+//! The ring on the virtual clock, without memory: its steps take what `predict::pulls` computes, and in closed form
+//! what `pulls::uniform_us` says; without the waits that the ring enqueues they do not.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 use std::fs::File;
@@ -13,8 +13,8 @@ use forebay::device::{
     Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
 };
 use forebay::os::{Map, Protection};
-use forebay::predict::pulls::{self, Layer, Pull};
-use forebay::weights::{self, Ring, RingOptions};
+use forebay::predict::pulls::{self, Cycle, End, Fill, Layer};
+use forebay::weights::{Pull, Ring, RingOptions, Wrap};
 use forebay::{Lane, Result};
 
 /// Bytes that the link moves in a microsecond.
@@ -98,11 +98,11 @@ impl Priced {
 }
 
 /// The bytes of a pull that takes its time alone on the link.
-fn bytes(pull: &Pull) -> u64 {
+fn bytes(pull: &Fill) -> u64 {
     ((pull.us * RATE as f64) as u64).next_multiple_of(4096)
 }
 
-impl weights::Pull for Priced {
+impl Pull for Priced {
     fn layers(&self) -> usize {
         self.layers.len()
     }
@@ -138,24 +138,29 @@ fn clock(at_once: u32) -> Arc<ClockDevice> {
     ClockDevice::new(ClockOptions { costs, ..ClockOptions::default() }).unwrap()
 }
 
-/// Microseconds from the beginning of a step to that of the next one, in the last two of some steps.
-fn step_us(ring: &pulls::Ring) -> f64 {
-    let graphs = ring.wrap != pulls::Wrap::Open;
-    let clock = clock(ring.at_once);
+/// Steps that are enqueued.
+const STEPS: usize = 24;
+
+/// By step, microseconds from its beginning to that of the next one. The clock leaves out the waits of these numbers;
+/// returned is their number too.
+fn steps_us(cycle: &Cycle, without: Range<u64>) -> (Vec<f64>, u64) {
+    let graphs = cycle.end != End::Open;
+    let clock = clock(cycle.at_once);
+    clock.without_waits(without);
     let device = Arc::new(Graphs { clock: Arc::clone(&clock), capturing: AtomicBool::new(graphs) });
     let base: Arc<dyn Device> = device.clone();
-    let wrap = match ring.wrap {
-        pulls::Wrap::Behind => weights::Wrap::Behind,
-        pulls::Wrap::Open | pulls::Wrap::Joined => weights::Wrap::Joined,
+    let wrap = match cycle.end {
+        End::Open => Wrap::default(),
+        End::Graph(wrap) => wrap,
     };
-    let pulled = Priced::new(Arc::clone(&base), ring.layers.clone());
+    let pulled = Priced::new(Arc::clone(&base), cycle.layers.clone());
     let mut own = Ring::new(&base, pulled, RingOptions { wrap, ..RingOptions::default() }).unwrap();
     let compute = base.stream().unwrap();
     let work = |name, us: f64| {
         let label = Label { name, layer: None, micro_batch: None };
         clock.compute(compute, label, Demand { ns: us * 1e3, sm: 1.0 }).unwrap();
     };
-    let starts: Vec<Event> = (0..24).map(|_| base.event().unwrap()).collect();
+    let starts: Vec<Event> = (0..=STEPS).map(|_| base.event().unwrap()).collect();
     for start in &starts {
         own.begin(1, 0).unwrap();
         if graphs {
@@ -165,40 +170,50 @@ fn step_us(ring: &pulls::Ring) -> f64 {
             }
         }
         base.record(*start, compute).unwrap();
-        for (layer, works) in ring.layers.iter().enumerate() {
+        for (layer, works) in cycle.layers.iter().enumerate() {
             own.enter(layer, 0, compute).unwrap();
             work("attention and output", works.uses_us);
             own.leave(layer, 0, compute).unwrap();
             work("rest", works.rest_us);
         }
-        work("tail", ring.tail_us);
+        work("tail", cycle.tail_us);
         own.end(compute).unwrap();
         if graphs {
             own.launch(compute, || Ok(())).unwrap();
         }
-        work("between", ring.between_us);
+        work("between", cycle.between_us);
     }
     clock.run().unwrap();
-    let at = |index: usize| clock.reached(starts[index]).unwrap() / 1e3;
-    at(starts.len() - 1) - at(starts.len() - 2)
+    let at: Vec<f64> = starts.iter().map(|start| clock.reached(*start).unwrap() / 1e3).collect();
+    (at.windows(2).map(|two| two[1] - two[0]).collect(), clock.waits())
 }
 
-const WRAPS: [pulls::Wrap; 3] = [pulls::Wrap::Open, pulls::Wrap::Joined, pulls::Wrap::Behind];
+/// The last of some steps.
+fn step_us(cycle: &Cycle) -> f64 {
+    *steps_us(cycle, 0..0).0.last().unwrap()
+}
+
+const ENDS: [End; 3] = [End::Open, End::Graph(Wrap::Joined), End::Graph(Wrap::Behind)];
+
+/// A step's works, without waits.
+fn works_us(cycle: &Cycle) -> f64 {
+    cycle.layers.iter().map(Layer::us).sum::<f64>() + cycle.tail_us + cycle.between_us
+}
 
 /// Compares the clock with the recurrence. Returns what a step waits.
-fn compare(ring: &pulls::Ring) -> f64 {
-    let works: f64 = ring.layers.iter().map(Layer::us).sum::<f64>() + ring.tail_us + ring.between_us;
-    let (clock, computed) = (step_us(ring) - works, pulls::exposed(ring));
-    let waits = computed.step_us - works;
-    assert!(
-        (clock - waits).abs() <= 0.01 * waits.max(1.0),
-        "{clock} us on the clock, {waits} computed: {ring:?}"
-    );
+fn compare(cycle: &Cycle) -> f64 {
+    let (steps, computed) = (steps_us(cycle, 0..0).0, pulls::exposed(cycle));
+    let waits = computed.step_us - works_us(cycle);
+    let agrees = |step: &f64| (step - computed.step_us).abs() <= 0.01 * waits.max(1.0);
+    assert!(agrees(&steps[STEPS - 1]), "{steps:?} us on the clock, {} computed: {cycle:?}", computed.step_us);
+    // From the second on a graph's steps are all alike: the first pulls of all are before the first one.
+    assert!(cycle.end == End::Open || steps[1..].iter().all(agrees), "{steps:?}: {cycle:?}");
+    assert!((computed.us() - waits).abs() <= 1e-6 * waits.max(1.0), "{computed:?}: {cycle:?}");
     waits
 }
 
 fn layer((uses_us, rest_us): (f64, f64), pull: Option<(u8, f64)>) -> Layer {
-    Layer { uses_us, rest_us, pull: pull.map(|(buffer, us)| Pull { buffer, us }) }
+    Layer { uses_us, rest_us, pull: pull.map(|(buffer, us)| Fill { buffer, us }) }
 }
 
 /// Equal layers: the clock, the recurrence, and the closed form.
@@ -209,15 +224,18 @@ fn equal_layers_wait_on_the_clock_as_the_closed_form_says() {
         for works in [(30.0, 70.0), (80.0, 20.0)] {
             for pull in [10.0, 95.0, 105.0, 150.0, 320.0] {
                 for (tail_us, between_us) in [(0.0, 0.0), (50.0, 40.0), (0.0, 900.0)] {
-                    for wrap in WRAPS {
+                    for end in ENDS {
                         let one = |index: u32| layer(works, Some(((index % 2) as u8, pull)));
                         let all: Vec<Layer> = (0..layers).map(one).collect();
-                        let closed = pulls::uniform_us(layers, &all[0], pull, (tail_us, between_us), wrap);
-                        let ring = pulls::Ring { layers: all, tail_us, between_us, at_once: 1, wrap };
-                        let waits = compare(&ring);
-                        // Two layers have no other layer between a use and the next.
+                        let closed = match layers {
+                            // Two layers keep their buffers.
+                            2 => 0.0,
+                            _ => pulls::uniform_us(layers, &all[0], pull, (tail_us, between_us), end),
+                        };
+                        let cycle = Cycle { layers: all, tail_us, between_us, at_once: 1, end };
+                        let waits = compare(&cycle);
                         let near = (closed - waits).abs() <= 0.01 * waits.max(1.0);
-                        assert!(near || layers == 2, "{closed} in closed form, {waits}: {ring:?}");
+                        assert!(near, "{closed} in closed form, {waits}: {cycle:?}");
                         exposed += u32::from(waits > 0.0);
                     }
                 }
@@ -225,6 +243,31 @@ fn equal_layers_wait_on_the_clock_as_the_closed_form_says() {
         }
     }
     assert!(exposed > 100, "{exposed} cases in which a step waits");
+}
+
+/// Two pulls that are launched behind a graph share the link, and both are late: the closed form is of one at a time.
+#[test]
+fn two_pulls_at_once_behind_a_graph_wait_longer_than_the_closed_form() {
+    let one = |index: u32| layer((3.0, 7.0), Some(((index % 2) as u8, 10.5)));
+    let layers: Vec<Layer> = (0..60).map(one).collect();
+    let end = End::Graph(Wrap::Behind);
+    let closed = pulls::uniform_us(60, &layers[0], 10.5, (0.0, 0.0), end);
+    let cycle = |at_once| Cycle { layers: layers.clone(), tail_us: 0.0, between_us: 0.0, at_once, end };
+    let [single, both] = [1, 2].map(|at_once| compare(&cycle(at_once)));
+    assert_eq!([closed, single, both].map(|us| (10.0 * us).round() / 10.0), [43.0, 43.0, 46.0]);
+}
+
+/// The control: without the waits that the ring enqueues, a step takes its works alone.
+#[test]
+fn without_its_waits_a_step_on_the_clock_waits_for_nothing() {
+    for end in ENDS {
+        let layers = (0..8).map(|index| layer((50.0, 50.0), Some((index % 2, 250.0)))).collect();
+        let cycle = Cycle { layers, tail_us: 0.0, between_us: 0.0, at_once: 1, end };
+        assert!(compare(&cycle) > 1_000.0);
+        let (_, waits) = steps_us(&cycle, 0..0);
+        let (bare, _) = steps_us(&cycle, 0..waits);
+        assert!((bare[STEPS - 1] - 800.0).abs() < 1e-6, "{bare:?}: {end:?}");
+    }
 }
 
 /// Layers of other lengths, resident ones between, three buffers, and links that serve two pulls at once.
@@ -235,7 +278,7 @@ fn unequal_layers_wait_on_the_clock_as_the_recurrence_says() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % most
     };
-    let mut waited = 0;
+    let mut waited = [0; 3];
     for case in 0..120 {
         let count = 3 + next(12);
         let mut ordinal = 0_u8;
@@ -252,14 +295,13 @@ fn unequal_layers_wait_on_the_clock_as_the_recurrence_says() {
         if !layers.iter().any(|layer| layer.pull.is_some()) {
             continue;
         }
-        for wrap in WRAPS {
+        for (end, waited) in ENDS.into_iter().zip(&mut waited) {
             let (tail_us, between_us) = (next(60) as f64, next(60) as f64);
-            let ring =
-                pulls::Ring { layers: layers.clone(), tail_us, between_us, at_once: 1 + case % 2, wrap };
-            waited += u32::from(compare(&ring) > 1.0);
+            let cycle = Cycle { layers: layers.clone(), tail_us, between_us, at_once: 1 + case % 2, end };
+            *waited += u32::from(compare(&cycle) > 1.0);
         }
     }
-    assert!(waited > 100, "{waited} steps that wait");
+    assert!(waited.iter().all(|steps| *steps > 40), "{waited:?} of 120 steps each that wait");
 }
 
 /// The wrap of a graph: joined is better where there is work behind the last use, behind where there is time between
@@ -268,10 +310,11 @@ fn unequal_layers_wait_on_the_clock_as_the_recurrence_says() {
 fn the_better_wrap_is_the_one_that_the_clock_has() {
     for (tail_us, between_us) in [(200.0, 10.0), (5.0, 400.0), (60.0, 60.0)] {
         let layers: Vec<Layer> = (0..8).map(|index| layer((40.0, 60.0), Some((index % 2, 90.0)))).collect();
-        let ring = |wrap| pulls::Ring { layers: layers.clone(), tail_us, between_us, at_once: 1, wrap };
-        let [joined, behind] = [pulls::Wrap::Joined, pulls::Wrap::Behind].map(|wrap| step_us(&ring(wrap)));
-        let (better, _) = pulls::better(&ring(pulls::Wrap::Joined));
-        let wanted = if joined <= behind { pulls::Wrap::Joined } else { pulls::Wrap::Behind };
+        let cycle =
+            |wrap| Cycle { layers: layers.clone(), tail_us, between_us, at_once: 1, end: End::Graph(wrap) };
+        let [joined, behind] = [Wrap::Joined, Wrap::Behind].map(|wrap| step_us(&cycle(wrap)));
+        let (better, _) = pulls::better(&cycle(Wrap::Joined));
+        let wanted = if joined <= behind { Wrap::Joined } else { Wrap::Behind };
         assert_eq!(better, wanted, "tail {tail_us}, between {between_us}: {joined} us, {behind} us");
     }
 }

@@ -1,189 +1,22 @@
-//! What sharded weights cost and give: waits by the recurrence against streams and events on the clock, resident steps
-//! against the simulator, and verdicts.
+//! What sharded weights cost and give: resident steps against the simulator, waits against those of a step of the same
+//! times, the better way, and verdicts. `tests/pulls.rs` has the waits themselves.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::sync::Arc;
-
 use forebay::Kind;
-use forebay::device::clock::{ClockDevice, ClockOptions, Costs, Demand as Work, Direction, Label, Peer};
+use forebay::device::clock::{ClockDevice, ClockOptions, Costs, Peer};
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Event, Mapped, Stream};
+use forebay::device::{Device, Mapped};
 use forebay::os::Protection;
 use forebay::predict::plan::{Batch, Demand};
-use forebay::predict::pulls::{Exposed, Layer, Pull, Ring, Wrap, better, exposed};
+use forebay::predict::pulls::{Cycle, End, Fill, Layer, exposed};
 use forebay::predict::setup::{File, Setup};
-use forebay::predict::sharded::{Asked, Compared, Verdict};
+use forebay::predict::sharded::{Asked, Compared, Verdict, Way};
 use forebay::predict::simulate::{Options, Point, Simulator};
 use forebay::predict::weights::{Attention, Checkpoint, Division};
-use forebay::weights::{Group, Patterns, Plan, Sharding, Source};
-
-/// Nanoseconds of a microsecond, and bytes that cross the link of these tests in one.
-const US: f64 = 1e3;
-
-/// A step's streams and events on a clock whose link between GPUs moves a byte a nanosecond.
-struct World {
-    device: Arc<ClockDevice>,
-    compute: Stream,
-    pulls: Vec<Stream>,
-    used: Vec<Event>,
-    pulled: Vec<Event>,
-    ended: Event,
-}
-
-impl World {
-    fn new(at_once: u32) -> World {
-        let costs = Costs {
-            launch_ns: 0.0,
-            copy_ns: 0.0,
-            peer: Peer { rate: 1e9, copy_engines: at_once },
-            ..Costs::default()
-        };
-        let device = ClockDevice::new(ClockOptions { costs, ..ClockOptions::default() }).unwrap();
-        let events = || (0..3).map(|_| device.event().unwrap()).collect::<Vec<_>>();
-        World {
-            compute: device.stream().unwrap(),
-            pulls: (0..3).map(|_| device.stream().unwrap()).collect(),
-            used: events(),
-            pulled: events(),
-            ended: device.event().unwrap(),
-            device,
-        }
-    }
-
-    fn work(&self, us: f64) {
-        let label = Label { name: "work", layer: None, micro_batch: None };
-        self.device.compute(self.compute, label, Work { ns: us * US, sm: 0.5 }).unwrap();
-    }
-
-    /// The pull into a buffer follows an event.
-    fn pull(&self, pull: Pull, after: Event) {
-        let buffer = pull.buffer as usize;
-        let label = Label { name: "pull", layer: None, micro_batch: None };
-        self.device.wait(self.pulls[buffer], after).unwrap();
-        let bytes = (pull.us * US).round() as u64;
-        self.device.traffic(self.pulls[buffer], label, Direction::Peer, bytes).unwrap();
-        self.device.record(self.pulled[buffer], self.pulls[buffer]).unwrap();
-    }
-
-    /// Enqueues a step, as an engine would: it waits for a buffer before the layer, and releases it behind the output
-    /// projection. Returns its event.
-    fn step(&self, ring: &Ring) -> Event {
-        let pull = |layer: usize| ring.layers[layer].pull;
-        let count = ring.layers.len();
-        let mut behind = Vec::new();
-        for (index, layer) in ring.layers.iter().enumerate() {
-            let Some(own) = layer.pull else {
-                self.work(layer.uses_us);
-                self.work(layer.rest_us);
-                continue;
-            };
-            let buffer = own.buffer as usize;
-            // Before the first pull of a buffer the event was never recorded, and the wait passes.
-            self.device.wait(self.compute, self.pulled[buffer]).unwrap();
-            self.work(layer.uses_us);
-            self.device.record(self.used[buffer], self.compute).unwrap();
-            let circle = (index + 1..count).chain(0..=index);
-            let next = circle
-                .into_iter()
-                .find(|other| pull(*other).is_some_and(|it| it.buffer == own.buffer))
-                .unwrap();
-            if next < index && ring.wrap == Wrap::Behind {
-                behind.push(pull(next).unwrap());
-            } else if next != index {
-                self.pull(pull(next).unwrap(), self.used[buffer]);
-            }
-            self.work(layer.rest_us);
-        }
-        self.work(ring.tail_us);
-        self.device.record(self.ended, self.compute).unwrap();
-        behind.into_iter().for_each(|pull| self.pull(pull, self.ended));
-        let join = || self.pulled.iter().for_each(|event| self.device.wait(self.compute, *event).unwrap());
-        if ring.wrap == Wrap::Joined {
-            join();
-        }
-        self.work(ring.between_us);
-        if ring.wrap == Wrap::Behind {
-            join();
-        }
-        let event = self.device.event().unwrap();
-        self.device.record(event, self.compute).unwrap();
-        event
-    }
-
-    /// Microseconds from one step's end to the next one's.
-    fn steps(&self, ring: &Ring, count: usize) -> Vec<f64> {
-        let events: Vec<Event> = (0..count).map(|_| self.step(ring)).collect();
-        self.device.run().unwrap();
-        let ends = events.iter().map(|event| self.device.reached(*event).unwrap() / US);
-        let ends: Vec<f64> = std::iter::once(0.0).chain(ends).collect();
-        ends.windows(2).map(|two| two[1] - two[0]).collect()
-    }
-}
-
-/// Layers of random times; an odd number has a resident layer or a third buffer.
-fn ring(draw: &mut impl FnMut(u64) -> u64) -> Ring {
-    let count = 2 + draw(20) as usize;
-    let (longest, third) = ([20, 60, 160][draw(3) as usize], draw(2) == 0);
-    let layer = |index: usize, draw: &mut dyn FnMut(u64) -> u64| {
-        let last_of_odd = count % 2 == 1 && index + 1 == count;
-        let buffer = if last_of_odd && third { 2 } else { (index % 2) as u8 };
-        let pull = Pull { buffer, us: 1.0 + draw(longest) as f64 };
-        let pull = Some(pull).filter(|_| !last_of_odd || third);
-        Layer { uses_us: 1.0 + draw(40) as f64, rest_us: draw(30) as f64, pull }
-    };
-    let layers = (0..count).map(|index| layer(index, draw)).collect();
-    let wrap = [Wrap::Open, Wrap::Joined, Wrap::Behind][draw(3) as usize];
-    Ring { layers, tail_us: draw(30) as f64, between_us: draw(30) as f64, at_once: 1 + draw(2) as u32, wrap }
-}
-
-fn random(seed: u64) -> impl FnMut(u64) -> u64 {
-    let mut state = seed;
-    move |most| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % most
-    }
-}
+use forebay::weights::{Group, Patterns, Plan, Sharding, Source, Wrap};
 
 fn near(found: f64, wanted: f64, what: &str) {
     assert!((found - wanted).abs() <= 1e-6 * wanted.abs().max(1.0), "{what}: {found} for {wanted}");
-}
-
-#[test]
-fn a_step_on_the_clock_takes_what_the_recurrence_says() {
-    let mut draw = random(23);
-    let mut waited = [0; 3];
-    for case in 0..300 {
-        let ring = ring(&mut draw);
-        let steps = World::new(ring.at_once).steps(&ring, 16);
-        let Exposed { step_us, .. } = exposed(&ring);
-        let what = format!("case {case}: {ring:?}");
-        near(*steps.last().unwrap(), step_us, &what);
-        // A graph's steps are all alike.
-        if ring.wrap != Wrap::Open {
-            steps.iter().for_each(|step| near(*step, step_us, &what));
-        }
-        let works: f64 = ring.layers.iter().map(Layer::us).sum::<f64>() + ring.tail_us + ring.between_us;
-        near(step_us - works, exposed(&ring).us(), &what);
-        waited[ring.wrap as usize] += usize::from(step_us > works + 1.0);
-    }
-    assert!(waited.iter().all(|count| *count > 20), "{waited:?} of 100 each wait at all");
-}
-
-/// The control: without the waits for pulls a step on the clock takes its works alone.
-#[test]
-fn without_its_waits_a_step_on_the_clock_waits_for_nothing() {
-    let layer = Layer { uses_us: 5.0, rest_us: 5.0, pull: None };
-    let pulled = |index: u32| Layer { pull: Some(Pull { buffer: (index % 2) as u8, us: 25.0 }), ..layer };
-    let layers: Vec<Layer> = (0..8).map(pulled).collect();
-    let ring = Ring { layers, tail_us: 0.0, between_us: 0.0, at_once: 1, wrap: Wrap::Joined };
-    let world = World::new(1);
-    let found = world.steps(&ring, 2);
-    near(found[1], exposed(&ring).step_us, "with them");
-    let bare = World::new(1);
-    bare.device.without_waits(0..world.device.waits());
-    let found = bare.steps(&ring, 2);
-    near(found[1], 80.0, "without");
-    assert!(exposed(&ring).step_us > 200.0);
 }
 
 #[test]
@@ -295,6 +128,53 @@ fn it_pays_where_a_pull_is_hidden_and_not_over_a_slow_link() {
     assert_eq!((none.verdict, none.sharded), (Verdict::NoRoom, None));
 }
 
+/// Each way is the better one somewhere, and sharding somewhere.
+#[test]
+fn the_better_way_is_the_one_with_the_most_tokens_a_second() {
+    let (h20, whole) = (named("r1-h20"), 10 << 30);
+    let better = |found: &Compared| found.better().map(|(way, _)| way);
+    // Collectives of few tokens are short, and the memory holds as many sequences.
+    let divided = compare(&h20, room(1), whole, Batch::Most).unwrap();
+    let (moved, pulled) = (divided.moved.unwrap(), divided.sharded.clone().unwrap());
+    assert_eq!((better(&divided), divided.verdict), (Some(Way::Activations), Verdict::Pays));
+    assert!(moved.step.throughput > pulled.step.throughput);
+    assert_eq!(divided.better().unwrap().1, moved.step);
+    // Without neighbours' rates the collectives have no price, and whole weights need no pulls.
+    let mut file = h20.file().clone();
+    file.deployment.nvlink_gb_s = None;
+    let alone = Setup::new(file).unwrap();
+    let host = |batch, gpu: u64| {
+        let plan = plan(&alone, "o_proj", 8, Source::Host);
+        let weights = whole - u64::try_from(plan.bytes().saved(plan.whole())).unwrap();
+        let demand = Demand { weights, batch, ..Demand::new(*alone.shape(), gpu, 4096) };
+        let asked = Asked {
+            setup: &alone,
+            plan: &plan,
+            demand: &demand,
+            unsharded: whole,
+            by_heads: None,
+            accept: 1.0,
+        };
+        asked.compare().unwrap()
+    };
+    assert_eq!(better(&host(Batch::Sequences(4), room(8))), Some(Way::Resident));
+    let only = host(Batch::Most, whole);
+    assert_eq!((better(&only), only.verdict), (None, Verdict::OnlyWay));
+    // By heads, with room for the cache of all sequences.
+    let plan = plan(&h20, "o_proj", 8, Source::Peers);
+    let demand = Demand { weights: 9 << 30, ..Demand::new(*h20.shape(), 10 << 30, 4096) };
+    let asked = Asked {
+        setup: &h20,
+        plan: &plan,
+        demand: &demand,
+        unsharded: 20 << 30,
+        by_heads: Some(1 << 20),
+        accept: 1.0,
+    };
+    let heads = asked.compare().unwrap();
+    assert_eq!((better(&heads), heads.verdict), (Some(Way::ByHeads), Verdict::ByHeads), "{heads:?}");
+}
+
 /// Another way to the same waits: all layers alike, from the step's printed times.
 #[test]
 fn exposed_time_is_that_of_a_ring_of_its_own_times() {
@@ -311,12 +191,16 @@ fn exposed_time_is_that_of_a_ring_of_its_own_times() {
     let layer = pulled.step.layer_us;
     assert!((works / (61.0 * layer) - 1.0).abs() < 0.01, "{works} {layer}");
     let layers = (0..61).map(|index| {
-        let pull = Pull { buffer: (index % 2) as u8, us: pulled.pull_us };
+        let pull = Fill { buffer: (index % 2) as u8, us: pulled.pull_us };
         Layer { uses_us: 0.5 * layer, rest_us: 0.5 * layer, pull: Some(pull).filter(|_| index > 0) }
     });
-    let ring =
-        Ring { layers: layers.collect(), tail_us: 0.0, between_us: 0.0, at_once: 2, wrap: Wrap::Joined };
-    let (_, other) = better(&ring);
+    let other = exposed(&Cycle {
+        layers: layers.collect(),
+        tail_us: 0.0,
+        between_us: 0.0,
+        at_once: 2,
+        end: End::Graph(Wrap::Joined),
+    });
     // The border inside a layer moves waits by less than a layer.
     assert!((other.us() - pulled.exposed.us()).abs() < layer, "{} {}", other.us(), pulled.exposed.us());
 }

@@ -11,13 +11,13 @@
 //! - `l` begins at `U(l) = max(N(l-1), P(l))`, and what it waits is `U(l) - N(l-1)`;
 //! - its use ends at `E(l) = U(l) + uses(l)`, and the layer at `N(l) = E(l) + rest(l)`.
 //!
-//! **The link** serves a number of pulls at once ([`Ring::at_once`]), which divide its rate evenly; others wait in the
+//! **The link** serves a number of pulls at once ([`Cycle::at_once`]), which divide its rate evenly; others wait in the
 //! order in which they became ready. This is the rule of the [clock](crate::device::clock) without its other traffic: a
 //! pull's time is given as what it takes alone beside the engine's collectives.
 //!
 //! **Resident layers** have no pull, and a buffer that one layer alone uses keeps it: it is pulled once, never again.
 //!
-//! **From one step to the next** ([`Wrap`]) the first layer of each buffer is pulled too. A captured graph has to join
+//! **From one step to the next** ([`End`]) the first layer of each buffer is pulled too. A captured graph has to join
 //! these pulls before it ends, or they are launched behind it. Then every step begins with its first layers there, so
 //! one step is as any other. Without a graph the next step's layers wait themselves, and steps differ until they
 //! settle.
@@ -27,13 +27,15 @@
 
 use std::collections::VecDeque;
 
+use crate::weights::Wrap;
+
 /// Steps after which a ring without a graph has settled: what is not settled by then differs by less than a wait of a
 /// layer in so many steps.
 const SETTLED: usize = 16;
 
-/// What a layer waits for.
+/// The time of a pull, for which its layer waits.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pull {
+pub struct Fill {
     /// The buffer that it fills.
     pub buffer: u8,
     /// Microseconds, alone on the link.
@@ -48,7 +50,7 @@ pub struct Layer {
     /// Microseconds from there to its end.
     pub rest_us: f64,
     /// Its pull; none if it is resident.
-    pub pull: Option<Pull>,
+    pub pull: Option<Fill>,
 }
 
 impl Layer {
@@ -58,20 +60,18 @@ impl Layer {
     }
 }
 
-/// How a step's last pulls, those of the next step's first layers, come before it.
+/// How a step ends, and with it how the pulls of the next step's first layers come before that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wrap {
+pub enum End {
     /// No graph: they run when their buffers are free, and the next step's layers wait for them.
     Open,
-    /// The graph has them, and ends when they have.
-    Joined,
-    /// They are launched behind the graph, and the next graph begins when they have ended.
-    Behind,
+    /// A graph, which joins them or has them behind it.
+    Graph(Wrap),
 }
 
-/// A step, and the link that its pulls divide.
+/// A step that follows itself, and the link that its pulls divide.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ring {
+pub struct Cycle {
     /// The layers, in the order of the step.
     pub layers: Vec<Layer>,
     /// Microseconds of what follows the last layer inside the graph.
@@ -80,8 +80,8 @@ pub struct Ring {
     pub between_us: f64,
     /// Pulls that run at once, above 0.
     pub at_once: u32,
-    /// How the next step's first layers come.
-    pub wrap: Wrap,
+    /// How it ends.
+    pub end: End,
 }
 
 /// What a step waits, in microseconds.
@@ -207,25 +207,27 @@ fn places(layers: &[Layer]) -> Vec<Option<Place>> {
 }
 
 /// What a step waits, by the recurrence of the [module](self). Times are not negative.
-pub fn exposed(ring: &Ring) -> Exposed {
-    let Ring { layers, tail_us, between_us, at_once, wrap } = ring;
+pub fn exposed(cycle: &Cycle) -> Exposed {
+    let Cycle { layers, tail_us, between_us, at_once, end: ends } = cycle;
     let places = places(layers);
     let mut link = Link::new(*at_once, layers.len());
     let mut exposed = Exposed::default();
     let mut now = 0.0_f64;
-    let steps = if *wrap == Wrap::Open { SETTLED } else { 1 };
+    let steps = if *ends == End::Open { SETTLED } else { 1 };
     for step in 0..steps {
         let start = now;
         exposed.layers_us = Vec::with_capacity(layers.len());
         let mut last = Vec::new();
         for (index, (layer, place)) in layers.iter().zip(&places).enumerate() {
             // The first layers of the first step are there; so they are in every step of a graph.
-            let pulled = place.filter(|place| !place.wraps_before || (step > 0 && *wrap == Wrap::Open));
+            let pulled = place.filter(|place| !place.wraps_before || (step > 0 && *ends == End::Open));
             let begin = pulled.and_then(|place| link.end(place.before)).map_or(now, |end| end.max(now));
             exposed.layers_us.push(begin - now);
             now = begin + layer.uses_us;
             match place {
-                Some(place) if place.wraps && *wrap == Wrap::Behind => last.push((index, place.next_us)),
+                Some(place) if place.wraps && *ends == End::Graph(Wrap::Behind) => {
+                    last.push((index, place.next_us))
+                }
                 Some(place) => link.ready(index, now, place.next_us),
                 None => {}
             }
@@ -236,10 +238,10 @@ pub fn exposed(ring: &Ring) -> Exposed {
         let wraps = places.iter().enumerate().filter(|(_, place)| place.is_some_and(|place| place.wraps));
         let wraps: Vec<usize> = wraps.map(|(index, _)| index).collect();
         let mut pulled = |at: f64| wraps.iter().filter_map(|index| link.end(*index)).fold(at, f64::max);
-        now = match wrap {
-            Wrap::Open => end + between_us,
-            Wrap::Joined => pulled(end) + between_us,
-            Wrap::Behind => pulled(end + between_us),
+        now = match ends {
+            End::Open => end + between_us,
+            End::Graph(Wrap::Joined) => pulled(end) + between_us,
+            End::Graph(Wrap::Behind) => pulled(end + between_us),
         };
         exposed.wrap_us = now - end - between_us;
         exposed.step_us = now - start;
@@ -249,16 +251,17 @@ pub fn exposed(ring: &Ring) -> Exposed {
     exposed
 }
 
-/// The better of a graph's two wraps; [`Wrap::Joined`] where they are equal.
-pub fn better(ring: &Ring) -> (Wrap, Exposed) {
-    let of = |wrap| (wrap, exposed(&Ring { wrap, ..ring.clone() }));
+/// The better of a graph's two wraps, for an engine that knows its time between graphs; [`Wrap::Joined`] where they are
+/// equal.
+pub fn better(cycle: &Cycle) -> (Wrap, Exposed) {
+    let of = |wrap| (wrap, exposed(&Cycle { end: End::Graph(wrap), ..cycle.clone() }));
     let (joined, behind) = (of(Wrap::Joined), of(Wrap::Behind));
     if joined.1.step_us <= behind.1.step_us { joined } else { behind }
 }
 
-/// What a step of `layers` equal layers waits in all, in closed form: an even number of layers from 2 on, all sharded
-/// over two buffers, and one pull at once. The arguments are a layer, the pull of each, and [`Ring::tail_us`] and
-/// [`Ring::between_us`].
+/// What a step of `layers` equal layers waits in all, in closed form: an even number of layers from 4 on, all sharded
+/// over two buffers, and one pull at once. Two layers keep their buffers and wait for nothing. The arguments are a
+/// layer, the pull of each, and [`Cycle::tail_us`] and [`Cycle::between_us`].
 ///
 /// **Derivation.** Let a layer use its weights for `u` and go on for `r`, `L = u + r`, and a pull take `p`. Layers 0
 /// and 1 are there, and `U(0) = 0`.
@@ -276,7 +279,7 @@ pub fn better(ring: &Ring) -> (Wrap, Exposed) {
 ///
 /// Both cases in one, with `d = max(0, p - L)` and `w = max(0, (n - 2) d - r)`:
 ///
-/// | wrap | a step waits |
+/// | end | a step waits |
 /// |---|---|
 /// | joined | `max(w, n d + min(p, L) - r - t)` |
 /// | behind | `w + max(0, 2p - g)`: two pulls behind the graph, beside `g` between graphs |
@@ -285,14 +288,14 @@ pub fn better(ring: &Ring) -> (Wrap, Exposed) {
 /// In a long step each layer waits `max(0, p - L)`, whatever part of it is rest: the rest decides only how far pulls
 /// may run ahead. With a link for each buffer, pulls would not wait for each other, and a layer would wait half of
 /// `max(0, p - (L + r))`.
-pub fn uniform_us(layers: u32, layer: &Layer, pull_us: f64, (tail, between): (f64, f64), wrap: Wrap) -> f64 {
+pub fn uniform_us(layers: u32, layer: &Layer, pull_us: f64, (tail, between): (f64, f64), end: End) -> f64 {
     let (count, rest, whole) = (f64::from(layers), layer.rest_us, layer.us());
     let slow = f64::max(0.0, pull_us - whole);
     let inside = f64::max(0.0, (count - 2.0) * slow - rest);
-    match wrap {
-        Wrap::Joined => inside.max(count * slow + pull_us.min(whole) - rest - tail),
-        Wrap::Behind => inside + f64::max(0.0, 2.0 * pull_us - between),
-        Wrap::Open => inside.max(count * slow - tail - between),
+    match end {
+        End::Graph(Wrap::Joined) => inside.max(count * slow + pull_us.min(whole) - rest - tail),
+        End::Graph(Wrap::Behind) => inside + f64::max(0.0, 2.0 * pull_us - between),
+        End::Open => inside.max(count * slow - tail - between),
     }
 }
 
@@ -300,15 +303,16 @@ pub fn uniform_us(layers: u32, layer: &Layer, pull_us: f64, (tail, between): (f6
 mod tests {
     use super::*;
 
-    const WRAPS: [Wrap; 3] = [Wrap::Open, Wrap::Joined, Wrap::Behind];
+    const JOINED: End = End::Graph(Wrap::Joined);
+    const BEHIND: End = End::Graph(Wrap::Behind);
 
-    fn ring(layers: Vec<Layer>, wrap: Wrap) -> Ring {
-        Ring { layers, tail_us: 0.0, between_us: 0.0, at_once: 1, wrap }
+    fn cycle(layers: Vec<Layer>, end: End) -> Cycle {
+        Cycle { layers, tail_us: 0.0, between_us: 0.0, at_once: 1, end }
     }
 
     fn equal(count: u32, uses_us: f64, rest_us: f64, us: f64) -> Vec<Layer> {
         let layer =
-            |index: u32| Layer { uses_us, rest_us, pull: Some(Pull { buffer: (index % 2) as u8, us }) };
+            |index: u32| Layer { uses_us, rest_us, pull: Some(Fill { buffer: (index % 2) as u8, us }) };
         (0..count).map(layer).collect()
     }
 
@@ -324,12 +328,12 @@ mod tests {
         {
             for pull in [0.0, 1.0, 6.9, 9.9, 10.0, 10.5, 13.0, 29.0, 90.0] {
                 for (tail, between) in [(0.0, 0.0), (5.0, 0.0), (0.0, 4.0), (3.0, 25.0), (400.0, 0.0)] {
-                    for wrap in WRAPS {
+                    for end in [End::Open, JOINED, BEHIND] {
                         let layers = equal(count, uses, rest, pull);
-                        let wanted = uniform_us(count, &layers[0], pull, (tail, between), wrap);
-                        let ring = Ring { tail_us: tail, between_us: between, ..ring(layers, wrap) };
-                        let found = exposed(&ring);
-                        let what = format!("{count} {uses}+{rest} {pull} {tail} {between} {wrap:?}");
+                        let wanted = uniform_us(count, &layers[0], pull, (tail, between), end);
+                        let cycle = Cycle { tail_us: tail, between_us: between, ..cycle(layers, end) };
+                        let found = exposed(&cycle);
+                        let what = format!("{count} {uses}+{rest} {pull} {tail} {between} {end:?}");
                         near(found.us(), wanted, &what);
                         let works = f64::from(count) * (uses + rest) + tail + between;
                         near(found.step_us, works + wanted, &what);
@@ -344,8 +348,8 @@ mod tests {
     #[test]
     fn in_a_long_step_each_layer_waits_what_its_pull_is_longer() {
         for at_once in [1, 2] {
-            let ring = Ring { at_once, ..ring(equal(60, 8.0, 2.0, 14.0), Wrap::Open) };
-            let found = exposed(&ring);
+            let cycle = Cycle { at_once, ..cycle(equal(60, 8.0, 2.0, 14.0), End::Open) };
+            let found = exposed(&cycle);
             near(found.us(), 60.0 * 4.0, "all");
             // One pull at once: every layer alike. Two share the link and end in turns.
             let late: Vec<f64> = found.layers_us[20..40].chunks(2).map(|two| two.iter().sum()).collect();
@@ -357,14 +361,14 @@ mod tests {
     /// after the next follows the use, beside this layer's experts and the next layer.
     #[test]
     fn pulls_follow_uses_as_published() {
-        let found = exposed(&ring(equal(4, 3.0, 7.0, 12.0), Wrap::Joined));
+        let found = exposed(&cycle(equal(4, 3.0, 7.0, 12.0), JOINED));
         // Uses end at 3, 13 (then 15 + 3 for layer 2), and each pull follows one, when the link is free.
         assert_eq!(found.layers_us, [0.0, 0.0, 0.0, 0.0]);
         let pulls: Vec<(f64, f64)> = found.pulls_us.iter().map(|pull| pull.unwrap()).collect();
         assert_eq!(pulls, [(3.0, 15.0), (15.0, 27.0), (27.0, 39.0), (39.0, 51.0)]);
         assert_eq!((found.wrap_us, found.step_us), (11.0, 51.0));
         // If the window were used until the experts end, pulls would begin later.
-        let late = exposed(&ring(equal(4, 10.0, 0.0, 12.0), Wrap::Joined));
+        let late = exposed(&cycle(equal(4, 10.0, 0.0, 12.0), JOINED));
         assert!(late.step_us > found.step_us, "{}", late.step_us);
     }
 
@@ -372,37 +376,37 @@ mod tests {
     fn resident_layers_and_buffers_of_one_layer_need_no_pull() {
         let mut layers = equal(5, 5.0, 5.0, 8.0);
         layers[0].pull = None;
-        let found = exposed(&ring(layers, Wrap::Joined));
+        let found = exposed(&cycle(layers, JOINED));
         // Layers 1 and 3 have buffer 1, layers 2 and 4 buffer 0; nothing follows layer 0.
         assert!(found.pulls_us[0].is_none() && found.pulls_us[1..].iter().all(Option::is_some));
         // The last use ends at 45, so its pull at 53; the graph's works at 50.
         assert_eq!((found.us(), found.wrap_us), (3.0, 3.0));
         let mut third = equal(5, 5.0, 5.0, 8.0);
-        third[4].pull = Some(Pull { buffer: 2, us: 8.0 });
-        let found = exposed(&ring(third, Wrap::Joined));
+        third[4].pull = Some(Fill { buffer: 2, us: 8.0 });
+        let found = exposed(&cycle(third, JOINED));
         assert_eq!((found.pulls_us[4], found.us()), (None, 0.0));
         // Two layers keep their buffers.
-        assert_eq!(exposed(&ring(equal(2, 5.0, 5.0, 800.0), Wrap::Behind)).us(), 0.0);
+        assert_eq!(exposed(&cycle(equal(2, 5.0, 5.0, 800.0), BEHIND)).us(), 0.0);
     }
 
     #[test]
     fn a_graph_takes_the_wrap_that_waits_less() {
         // Little rest behind the last use, and much between graphs: the pulls go behind it.
-        let behind = Ring { between_us: 100.0, ..ring(equal(6, 9.0, 1.0, 8.0), Wrap::Joined) };
+        let behind = Cycle { between_us: 100.0, ..cycle(equal(6, 9.0, 1.0, 8.0), JOINED) };
         let (wrap, found) = better(&behind);
         assert_eq!((wrap, found.us()), (Wrap::Behind, 0.0));
-        let joined = Ring { tail_us: 100.0, between_us: 0.0, ..behind };
+        let joined = Cycle { tail_us: 100.0, between_us: 0.0, ..behind };
         let (wrap, found) = better(&joined);
         assert_eq!((wrap, found.us()), (Wrap::Joined, 0.0));
     }
 
     /// Another structure: time in small ticks, each buffer's content a layer's number, each pull's bytes moved a little
     /// at a time.
-    fn by_ticks(ring: &Ring, steps: usize) -> Vec<f64> {
+    fn by_ticks(cycle: &Cycle, steps: usize) -> Vec<f64> {
         const TICK: f64 = 0.01;
-        let count = ring.layers.len();
-        let sharded: Vec<usize> = (0..count).filter(|l| ring.layers[*l].pull.is_some()).collect();
-        let buffer = |layer: usize| ring.layers[layer].pull.unwrap().buffer as usize;
+        let count = cycle.layers.len();
+        let sharded: Vec<usize> = (0..count).filter(|l| cycle.layers[*l].pull.is_some()).collect();
+        let buffer = |layer: usize| cycle.layers[layer].pull.unwrap().buffer as usize;
         let firsts = |b: usize| sharded.iter().copied().find(|l| buffer(*l) == b);
         let mut holds: Vec<Option<usize>> = (0..3).map(firsts).collect();
         let mut pulls: Vec<(usize, f64)> = Vec::new();
@@ -412,8 +416,8 @@ mod tests {
             if left <= 0.0 {
                 at = match phase {
                     // Waits for its content, then uses it, then goes on.
-                    0 if ring.layers[layer].pull.is_none() || holds[buffer(layer)] == Some(layer) => {
-                        (layer, 1, ring.layers[layer].uses_us)
+                    0 if cycle.layers[layer].pull.is_none() || holds[buffer(layer)] == Some(layer) => {
+                        (layer, 1, cycle.layers[layer].uses_us)
                     }
                     0 => at,
                     1 => {
@@ -423,13 +427,13 @@ mod tests {
                             let next = turn.into_iter().find(|l| buffer(*l) == buffer(layer)).unwrap();
                             if next != layer {
                                 holds[buffer(layer)] = None;
-                                pulls.push((next, ring.layers[next].pull.unwrap().us));
+                                pulls.push((next, cycle.layers[next].pull.unwrap().us));
                             }
                         }
-                        (layer, 2, ring.layers[layer].rest_us)
+                        (layer, 2, cycle.layers[layer].rest_us)
                     }
                     2 if layer + 1 < count => (layer + 1, 0, 0.0),
-                    2 => (0, 3, ring.tail_us + ring.between_us),
+                    2 => (0, 3, cycle.tail_us + cycle.between_us),
                     _ => {
                         ends.push(time);
                         (0, 0, 0.0)
@@ -441,7 +445,7 @@ mod tests {
             }
             time += TICK;
             at.2 -= TICK;
-            let served = pulls.len().min(ring.at_once as usize);
+            let served = pulls.len().min(cycle.at_once as usize);
             pulls[..served].iter_mut().for_each(|pull| pull.1 -= TICK / served as f64);
             for (layer, _) in pulls.iter().filter(|pull| pull.1 <= 0.0) {
                 holds[buffer(*layer)] = Some(*layer);
@@ -463,18 +467,18 @@ mod tests {
             let resident = draw(count as u64) as usize;
             let layers: Vec<Layer> = (0..count)
                 .map(|index| {
-                    let pull = Pull { buffer: (index % 2) as u8, us: 1.0 + draw(200) as f64 / 10.0 };
+                    let pull = Fill { buffer: (index % 2) as u8, us: 1.0 + draw(200) as f64 / 10.0 };
                     let pull = Some(pull).filter(|_| count.is_multiple_of(2) || index != resident);
                     Layer { uses_us: 0.5 + draw(90) as f64 / 10.0, rest_us: draw(60) as f64 / 10.0, pull }
                 })
                 .collect();
             let (tail_us, between_us) = (draw(50) as f64 / 10.0, draw(50) as f64 / 10.0);
             let at_once = 1 + draw(2) as u32;
-            let ring = Ring { layers, tail_us, between_us, at_once, wrap: Wrap::Open };
-            let ends = by_ticks(&ring, SETTLED);
+            let cycle = Cycle { layers, tail_us, between_us, at_once, end: End::Open };
+            let ends = by_ticks(&cycle, SETTLED);
             let wanted = ends[SETTLED - 1] - ends[SETTLED - 2];
-            let found = exposed(&ring).step_us;
-            assert!((found - wanted).abs() < 0.5, "{case}: {found} for {wanted} {ring:?}");
+            let found = exposed(&cycle).step_us;
+            assert!((found - wanted).abs() < 0.5, "{case}: {found} for {wanted} {cycle:?}");
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Four ways to keep the same weights are compared, each with the most sequences that its bytes leave room for:
 //!
 //! - **resident**: every rank has them whole;
-//! - **sharded**: ranks pull each other's parts ([`Plan`]), and a step waits as [`pulls`](super::pulls) says;
+//! - **sharded**: ranks pull each other's parts ([`Plan`]), and a step waits as [`pulls`] says;
 //! - **by heads**: one node's GPUs divide attention by heads. Each has a part of the weights, and the cache of all
 //!   sequences; each layer has two all-reduces and no exchange. Priced where a roofline has all costs, on one node;
 //! - **activations move**: the output projection is divided over the same ranks by its columns. Each rank sends the
@@ -30,10 +30,10 @@
 use super::cost::Load;
 use super::model::Deployment;
 use super::plan::{Batch, Demand, plan};
-use super::pulls::{self, Exposed, Layer, Pull, Ring, Wrap};
+use super::pulls::{self, Cycle, End, Exposed, Fill, Layer};
 use super::setup::{Costs, Setup, Term};
 use crate::error::{Error, Kind, Result};
-use crate::weights::{LayerPlan, Place, Plan, Source};
+use crate::weights::{LayerPlan, Place, Plan, Source, Wrap};
 
 /// Microseconds that two collectives of a layer take, beside their bytes: 1.5 ms of a step of 61 layers, published for
 /// a tensor-parallel output projection (vllm-ascend, DeepSeek-R1 in W8A8, 32 ranks in groups of 8).
@@ -56,7 +56,7 @@ pub const ASSUMPTIONS: [&str; 5] = [
     "pulls: all layers alike, a link at its full rate whenever a pull runs, no launches",
     "pulls: the engine's collectives come first; two pulls at once divide what they leave",
     "pulls write this GPU's memory and others read it, which delays works that the memory bounds",
-    "a graph joins the next step's first pulls, or launches them behind it, whichever waits less",
+    "a graph joins the next step's first pulls before it ends, and the next graph follows at once",
     "a divided output projection's two collectives take 24.6 us beside their bytes (published: 1.5 ms for 61 layers)",
 ];
 
@@ -98,9 +98,7 @@ pub struct Pulled {
     pub step: Step,
     /// Microseconds of the longest pull.
     pub pull_us: f64,
-    /// How the next step's first layers come.
-    pub wrap: Wrap,
-    /// What the step waits.
+    /// What the step waits. Its graph joins the pulls of the next step's first layers.
     pub exposed: Exposed,
 }
 
@@ -117,7 +115,8 @@ pub struct Moved {
     pub collectives_us: f64,
 }
 
-/// Whether sharding pays against resident weights.
+/// Whether sharding pays against resident weights. Where it does, another way may be better yet
+/// ([`Compared::better`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It yields at least [`LEAST_GAIN`] more.
@@ -134,6 +133,17 @@ pub enum Verdict {
     NoRoom,
 }
 
+/// A way other than sharding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Every rank has the weights whole.
+    Resident,
+    /// The output projection is divided, and activations move.
+    Activations,
+    /// Attention is divided by heads.
+    ByHeads,
+}
+
 /// The ways; none where it has no room for a sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compared {
@@ -145,7 +155,7 @@ pub struct Compared {
     pub moved: Option<Moved>,
     /// Attention is divided by heads. The batch is of all GPUs.
     pub by_heads: Option<Step>,
-    /// Whether sharding pays.
+    /// Whether sharding pays against resident weights.
     pub verdict: Verdict,
 }
 
@@ -154,6 +164,19 @@ impl Compared {
     pub fn gain(&self) -> Option<f64> {
         let resident = self.resident.filter(|step| step.throughput > 0.0)?;
         self.sharded.as_ref().map(|pulled| pulled.step.throughput / resident.throughput - 1.0)
+    }
+
+    /// The way that yields the most tokens a second, with its step; none if that is sharding, or nothing fits.
+    pub fn better(&self) -> Option<(Way, Step)> {
+        let ways = [
+            (Way::Resident, self.resident),
+            (Way::Activations, self.moved.map(|moved| moved.step)),
+            (Way::ByHeads, self.by_heads),
+        ];
+        let sharded = self.sharded.as_ref().map_or(0.0, |pulled| pulled.step.throughput);
+        let steps = ways.into_iter().filter_map(|(way, step)| Some((way, step?)));
+        let best = steps.max_by(|(_, a), (_, b)| a.throughput.total_cmp(&b.throughput));
+        best.filter(|(_, step)| step.throughput > sharded)
     }
 }
 
@@ -364,22 +387,22 @@ impl<'a> Asked<'a> {
             for (layer, memory) in layers.iter_mut().skip(one.layer).take(1) {
                 let slower = slower(setup, plan, one, layer.us(), *memory);
                 (layer.uses_us, layer.rest_us) = (layer.uses_us * slower, layer.rest_us * slower);
-                layer.pull = Some(Pull { buffer, us: crossing(setup, plan, one, tokens) / rate });
+                layer.pull = Some(Fill { buffer, us: crossing(setup, plan, one, tokens) / rate });
             }
         }
         let layers: Vec<Layer> = layers.into_iter().map(|(layer, _)| layer).collect();
         let pull_us = layers.iter().filter_map(|layer| layer.pull).map(|pull| pull.us).fold(0.0, f64::max);
         let sharded = layers.iter().find(|layer| layer.pull.is_some()).or_else(|| layers.first());
         let layer_us = sharded.map_or(0.0, Layer::us);
-        let ring = Ring {
+        // A setup has no time between graphs, and without one no wrap is better than the joined one.
+        let exposed = pulls::exposed(&Cycle {
             layers,
             tail_us: self.tail(batch)?,
             between_us: 0.0,
             at_once: AT_ONCE,
-            wrap: Wrap::Joined,
-        };
-        let (wrap, exposed) = pulls::better(&ring);
-        Ok(Pulled { step: self.step(batch, layer_us, exposed.step_us), pull_us, wrap, exposed })
+            end: End::Graph(Wrap::Joined),
+        });
+        Ok(Pulled { step: self.step(batch, layer_us, exposed.step_us), pull_us, exposed })
     }
 
     /// Bytes of the output projections' values on a GPU, if ranks of the group divide them, that this saves.

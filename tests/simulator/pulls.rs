@@ -4,7 +4,6 @@ use forebay::Kind;
 use forebay::device::clock::Span;
 use forebay::overlap::Overlap;
 use forebay::predict::plan::{Batch, Demand};
-use forebay::predict::pulls;
 use forebay::predict::setup::Setup;
 use forebay::predict::sharded::{Asked, Pulled};
 use forebay::predict::simulate::{Options, Outcome, PULLS, Point, Simulator, Traffic};
@@ -62,7 +61,6 @@ fn a_step_waits_for_pulls_as_long_as_the_planner_computes() {
         let mut simulator = Simulator::new(setup.clone());
         for point in &POINTS {
             let wanted = planned(&setup, &plan, point);
-            assert_eq!(wanted.wrap, pulls::Wrap::Joined);
             let found = simulator.run(point, &sharded(&plan)).unwrap();
             let pulls = found.pulls.as_ref().unwrap();
             let (us, wanted_us) = (1e3 * pulls.exposed_ms, wanted.exposed.us());

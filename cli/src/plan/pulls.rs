@@ -1,8 +1,7 @@
 //! What sharding gives on a setup, in words: pulls against layers, what a step waits, and the batch and tokens a second
 //! beside those of resident weights and of activations that move.
 
-use forebay::predict::pulls::Wrap;
-use forebay::predict::sharded::{Compared, Pulled, Step, Verdict};
+use forebay::predict::sharded::{Compared, Pulled, Step, Verdict, Way};
 use forebay::weights::Source;
 
 use super::result::Point;
@@ -25,12 +24,12 @@ fn time(us: f64) -> String {
     if us < 1e3 { format!("{} us", number(us)) } else { format!("{} ms", number(us / 1e3)) }
 }
 
-/// How the next step's first layers come.
-pub const fn wrap(wrap: Wrap) -> &'static str {
-    match wrap {
-        Wrap::Joined => "joined",
-        Wrap::Behind => "behind",
-        Wrap::Open => "open",
+/// What a way is called in JSON.
+pub const fn way(way: Way) -> &'static str {
+    match way {
+        Way::Resident => "resident",
+        Way::Activations => "activations",
+        Way::ByHeads => "by_heads",
     }
 }
 
@@ -68,34 +67,61 @@ fn waits(pulled: &Pulled) -> String {
     )
 }
 
-/// Whether to shard, in one sentence.
+fn rate(step: &Step) -> String {
+    format!("{} tokens/s of a GPU", grouped(step.throughput))
+}
+
+/// Attention by heads and its figures.
+fn by_heads(step: &Step) -> String {
+    format!("attention by heads (--attention tp) yields {} with {} on all", rate(step), sequences(step.batch))
+}
+
+/// The way that yields more than sharding, if the sentence does not name it anyway.
+fn better(sharded: &Sharded, compared: &Compared) -> Option<String> {
+    let (way, step) = compared.better()?;
+    match way {
+        Way::Resident => None,
+        Way::ByHeads => compared.resident.map(|_| by_heads(&step)),
+        Way::Activations => Some(format!(
+            "o_proj divided over {}, so that activations move, yields {} with {} on each",
+            counted(sharded.plan.group().ranks, "rank"),
+            rate(&step),
+            sequences(step.batch)
+        )),
+    }
+}
+
+/// Whether to shard, and what is better, in one sentence.
 pub fn sentence(sharded: &Sharded, compared: &Compared) -> String {
     let names = harmless(&sharded.names.join(", "));
+    let better = better(sharded, compared);
+    let also = better.as_ref().map_or(String::new(), |better| format!("; {better}"));
     let Some(pulled) = &compared.sharded else {
-        return format!("Do not shard {names}: it leaves no room for these sequences either.");
+        return format!("Do not shard {names}: it leaves no room for these sequences either{also}.");
     };
     let (step, waits) = (&pulled.step, waits(pulled));
-    let rate = |step: &Step| format!("{} tokens/s of a GPU", grouped(step.throughput));
     let own = format!("{} on each GPU and {}", sequences(step.batch), rate(step));
+    let pays = match &better {
+        None => format!("Shard {names}: "),
+        Some(better) => format!("Sharding {names} pays, but {better}; sharded, "),
+    };
     let Some(resident) = &compared.resident else {
-        let heads = compared.by_heads.map_or(String::new(), |heads| {
-            format!(
-                "; attention by heads (--attention tp) yields {} with {} on all",
-                rate(&heads),
-                sequences(heads.batch)
-            )
-        });
-        let whether = if pays(compared.verdict) { "Shard" } else { "Do not shard" };
-        return format!(
-            "{whether} {names}: with whole weights on each GPU nothing fits{heads}; sharded, {own}; {waits}."
-        );
+        let heads = compared.by_heads.map_or(String::new(), |heads| format!("; {}", by_heads(&heads)));
+        let nothing = format!("with whole weights on each GPU nothing fits{heads}");
+        return match (compared.verdict, better) {
+            (Verdict::ByHeads, _) => {
+                format!("Do not shard {names}: {nothing}{also}; sharded, {own}; {waits}.")
+            }
+            (_, Some(_)) => format!("{pays}{own}; {nothing}; {waits}."),
+            (_, None) => format!("{pays}{nothing}; sharded, {own}; {waits}."),
+        };
     };
     let gain = compared.gain().map_or(String::new(), |gain| format!(" ({})", signed_percent(gain)));
     let theirs = format!("{} and {}", resident.batch, grouped(resident.throughput));
     if compared.verdict == Verdict::Pays {
-        return format!("Shard {names}: {own}, instead of {theirs}{gain}; {waits}.");
+        return format!("{pays}{own}, instead of {theirs}{gain}; {waits}.");
     }
-    format!("Do not shard {names}: {waits}; {own}, where whole weights have {theirs}{gain}.")
+    format!("Do not shard {names}: {waits}; {own}, where whole weights have {theirs}{gain}{also}.")
 }
 
 /// What a step waits, layer by layer.
@@ -111,15 +137,9 @@ fn exposed(pulled: &Pulled) -> String {
             time(*us)
         ),
     };
-    let end = match (pulled.exposed.wrap_us >= WAIT_LEAST, pulled.wrap) {
-        (false, _) => "its end does not".to_owned(),
-        (true, Wrap::Behind) => format!(
-            "the next step waits {} for its first layers, which are pulled behind the graph",
-            time(pulled.exposed.wrap_us)
-        ),
-        (true, Wrap::Joined | Wrap::Open) => {
-            format!("its end waits {} for the next step's first layers", time(pulled.exposed.wrap_us))
-        }
+    let end = match pulled.exposed.wrap_us {
+        wrap if wrap < WAIT_LEAST => "its end does not".to_owned(),
+        wrap => format!("its end waits {} for the next step's first layers", time(wrap)),
     };
     format!("Exposed: {layers}; {end}")
 }

@@ -37,6 +37,7 @@ struct Times {
     gain: Option<f64>,
     pays: bool,
     verdict: &'static str,
+    better: Option<&'static str>,
     sentence: String,
 }
 
@@ -54,7 +55,6 @@ struct Exposed {
     total: f64,
     layers: Vec<f64>,
     wrap: f64,
-    wrapped: &'static str,
 }
 
 #[derive(Serialize)]
@@ -77,7 +77,6 @@ fn times(sharded: &Sharded, compared: &Compared) -> Times {
         total: pulled.exposed.us(),
         layers: pulled.exposed.layers_us.clone(),
         wrap: pulled.exposed.wrap_us,
-        wrapped: pulls::wrap(pulled.wrap),
     };
     Times {
         pull_us: compared.sharded.as_ref().map(|pulled| pulled.pull_us),
@@ -94,6 +93,7 @@ fn times(sharded: &Sharded, compared: &Compared) -> Times {
         gain: compared.gain(),
         pays: pulls::pays(compared.verdict),
         verdict: pulls::verdict(compared.verdict),
+        better: compared.better().map(|(way, _)| pulls::way(way)),
         sentence: pulls::sentence(sharded, compared),
     }
 }
