@@ -1,5 +1,5 @@
-//! Weights that are sharded over the ranks of a host: what each rank keeps of each layer, and how the whole layer comes
-//! to be where the engine reads it.
+//! Weights that are sharded over the ranks of a host: what each rank keeps of each layer, and how the whole layer
+//! comes to be where the engine reads it.
 //!
 //! Data-parallel ranks hold the same attention weights, once each. With sharding each of n ranks of one host keeps 1/n
 //! of every sharded layer, and the whole layer appears in a *window*, one range of addresses, while the layer is in
@@ -15,8 +15,8 @@
 //! other ([`Windows::share`], over the sessions of [`crate::peer::Links`]), and the pull that brings a layer together
 //! ([`Windows::pull`]).
 //!
-//! A [`Ring`] orders the pulls against the engine's work: when the use of a layer ends, the pull of the next layer of its
-//! buffer begins.
+//! A [`Ring`] orders the pulls against the engine's work: when the use of a layer ends, the pull of the next layer of
+//! its buffer begins.
 //!
 //! **What it does not do.** It does not interpret weights; a tensor is a name, a length and an alignment.
 

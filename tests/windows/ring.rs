@@ -13,7 +13,7 @@ use forebay::{Kind, Result};
 
 use crate::faulty::Faulty;
 use crate::windows::{Rank, group, layers, sharding};
-use crate::{alone_on, grain};
+use crate::{alone, alone_on, devices, grain};
 
 /// Steps of a run.
 const STEPS: usize = 3;
@@ -202,4 +202,40 @@ fn a_failed_change_shows_no_other_layer() {
         }
     }
     assert!(errors > 20, "{errors} steps that a broken layer refused");
+}
+
+/// A rank that ended: its memory stays mapped, so the others make its layers resident and go on.
+#[test]
+fn ranks_go_on_without_one_that_ended() {
+    let bytes: Vec<Vec<u64>> = (0..4).map(|layer| vec![5 * grain() + layer]).collect();
+    group(&devices(3), &layers(&bytes), &sharding(grain()), Pulls::default(), |rank| {
+        if rank.rank() == 1 {
+            return;
+        }
+        let expected: Vec<_> = (0..4).map(|layer| rank.expected(layer)).collect();
+        let (device, stream) = (Arc::clone(&rank.device), rank.stream);
+        // The windows go into the ring; the rank keeps others, of one page.
+        let one = alone(&[vec![grain()]], &sharding(grain()));
+        let windows = std::mem::replace(&mut rank.windows, one.windows);
+        let mut ring = Ring::new(&device, windows, RingOptions::default()).unwrap();
+        ring.begin(1, 0).unwrap();
+        ring.enter(0, 0, stream).unwrap();
+        ring.lost(1);
+        let error = ring.leave(0, 0, stream).unwrap_err();
+        assert_eq!((error.kind(), error.number("rank")), (Kind::PeerLost, Some(1)));
+        ring.abandon().unwrap();
+        (0..4).for_each(|layer| ring.make_resident(layer, stream).unwrap());
+        for _ in 0..2 {
+            ring.begin(1, 0).unwrap();
+            for (layer, expected) in expected.iter().enumerate() {
+                ring.enter(layer, 0, stream).unwrap();
+                let shown = rank.read(ring.pulls().layer(layer).unwrap());
+                assert!(
+                    shown.iter().zip(expected).all(|(shown, byte)| byte.is_none_or(|byte| byte == *shown))
+                );
+                ring.leave(layer, 0, stream).unwrap();
+            }
+            ring.end(stream).unwrap();
+        }
+    });
 }

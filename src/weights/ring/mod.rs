@@ -12,8 +12,8 @@
 //!
 //! **A use ends behind the output projection**, not behind the experts, so a pull has the experts of one layer and the
 //! whole of the next to hide behind. The hooks of [`crate::overlap::Engine`] are at these places: an engine's `enter`,
-//! `leave` and `end` call the ring's. An engine that orders its layers itself calls them in the same way. All work that
-//! reads a window is on the micro-batch's compute stream, whatever the order of overlap.
+//! `leave` and `end` call the ring's. An engine that orders its layers itself calls them in the same way. All work
+//! that reads a window is on the micro-batch's compute stream, whatever the order of overlap.
 //!
 //! **Edges.** Into a pull: the release of the buffer by each micro-batch of the step. Out of a pull: its arrival, for
 //! which each micro-batch waits when it enters the layer. That is all, and none can be left out.
@@ -22,13 +22,14 @@
 //! the layer stays where it is, and its uses count as one.
 //!
 //! **The border.** Between steps each buffer holds the layer that uses it first, or has its pull enqueued. A step's
-//! last use of a buffer begins that pull. [`Ring::begin`] enqueues what is missing: at the start, after a step that was
-//! abandoned, and after a layer was made sharded again. So the pulls of the first layers come before everything else.
+//! last use of a buffer begins that pull. [`Ring::begin`] enqueues what is missing: at the start, after a step that
+//! was abandoned, and after a layer was made sharded again. So the pulls of the first layers come before everything
+//! else.
 //!
 //! **Captured steps.** The hooks notice that a stream is being captured. Arrivals from before the capture are not
-//! waited for inside it: [`Ring::launch`] orders the launch after them. The pulls of all layers are nodes of the graph,
-//! also of those that are resident at present, so a layer can become resident or sharded between two launches. How the
-//! graph ends is [`Wrap`]. A graph and single calls can take turns.
+//! waited for inside it: [`Ring::launch`] orders the launch after them. The pulls of all layers are nodes of the
+//! graph, also of those that are resident at present, so a layer can become resident or sharded between two launches.
+//! How the graph ends is [`Wrap`]. A graph and single calls can take turns.
 //!
 //! **Bounds and pace.** A buffer's stream has one pull, so no more copies run at once than there are buffers.
 //! [`RingOptions::parts`] cuts pulls into parts that begin at later points of the compute stream, for engines whose
@@ -40,9 +41,10 @@
 //! **Costs.** A layer costs one record and one wait a micro-batch, one record and its copies; the ring allocates
 //! nothing after its construction and waits for nothing, except in the calls that say so.
 //!
-//! **What it does not do.** It does not decide which layers are sharded, sees no other process ([`Ring::lost`] tells it
-//! of one that died), and orders nothing that reads a window on another stream than the one passed to [`Ring::enter`].
-//! A step is captured whole or not at all. Windows have one ring: what others pull into its buffers it does not know.
+//! **What it does not do.** It does not decide which layers are sharded, sees no other process ([`Ring::lost`] tells
+//! it of one that died), and orders nothing that reads a window on another stream than the one passed to
+//! [`Ring::enter`]. A step is captured whole or not at all. Windows have one ring: what others pull into its buffers
+//! it does not know.
 
 mod launch;
 mod options;
@@ -108,14 +110,14 @@ struct Open {
 
 /// Pulls sharded layers while other layers compute, each as soon as its buffer is free.
 ///
-/// A step is [`Ring::begin`], then [`Ring::enter`] and [`Ring::leave`] around the work of each sharded layer that reads
-/// its window, for each micro-batch in turn, then [`Ring::end`]. The use of a layer ends behind its output projection.
-/// After an error, [`Ring::abandon`] brings the ring back to the border between two steps, where each buffer holds the
-/// layer that uses it first or has its pull enqueued.
+/// A step is [`Ring::begin`], then [`Ring::enter`] and [`Ring::leave`] around the work of each sharded layer that
+/// reads its window, for each micro-batch in turn, then [`Ring::end`]. The use of a layer ends behind its output
+/// projection. After an error, [`Ring::abandon`] brings the ring back to the border between two steps, where each
+/// buffer holds the layer that uses it first or has its pull enqueued.
 ///
 /// A step whose first `enter` is on a stream that is being captured is captured as a whole: its pulls are nodes of the
-/// graph, also those of layers that are resident at present. [`Ring::launch`] orders each launch. Windows have one ring:
-/// what others pull into its buffers it does not know.
+/// graph, also those of layers that are resident at present. [`Ring::launch`] orders each launch. Windows have one
+/// ring: what others pull into its buffers it does not know.
 #[derive(Debug)]
 pub struct Ring<P: Pull = Windows> {
     device: Arc<dyn Device>,
@@ -263,7 +265,7 @@ impl<P: Pull> Ring<P> {
             Some(_) if self.pulls.is_whole(layer) => Ok(()),
             Some(rank) => Err(refused(Kind::PeerLost, layer, "it is pulled from a rank that ended")
                 .with("rank", *rank)
-                .hint("make the layer resident, or start the rank again")),
+                .hint("make the layer resident")),
         }
     }
 
@@ -372,8 +374,8 @@ impl<P: Pull> Ring<P> {
         .hint("use the sharded layers in their order, each once, then the draft layers in each draft pass")
     }
 
-    /// A micro-batch's use of a layer begins: the work that is enqueued on `stream` from here on finds the layer whole.
-    /// Nothing happens for a layer that is not sharded.
+    /// A micro-batch's use of a layer begins: the work that is enqueued on `stream` from here on finds the layer
+    /// whole. Nothing happens for a layer that is not sharded.
     ///
     /// # Errors
     /// [`Kind::InvalidState`] for a layer out of order, for one whose buffer another micro-batch has not left, without
@@ -519,8 +521,8 @@ impl<P: Pull> Ring<P> {
     }
 
     /// Notes that a rank has ended: no pull of a layer that is not resident reads its memory from now on, although it
-    /// could. A graph that was captured before goes on reading it for layers that were made resident: the memory stays
-    /// mapped, nothing writes it any more, and the layer's own memory gets the bytes that it has.
+    /// could. [`Ring::make_resident`] does, and so does a graph that was captured before, for layers that were made
+    /// resident: the memory stays mapped, and nothing writes it any more.
     pub fn lost(&mut self, rank: u32) {
         if !self.lost.contains(&rank) {
             self.lost.push(rank);

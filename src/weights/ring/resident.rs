@@ -32,12 +32,12 @@ impl Ring<Windows> {
     }
 
     /// As [`Windows::make_resident`], between steps. `stream` is ordered after all steps that used the layer. Blocks.
+    /// It also reads the memory of a rank that ended: the way to go on without that rank.
     ///
     /// # Errors
-    /// [`Kind::Busy`] while a step is open or captured; [`Kind::PeerLost`]; those of [`Windows::make_resident`].
+    /// [`Kind::Busy`] while a step is open or captured; those of [`Windows::make_resident`].
     pub fn make_resident(&mut self, layer: usize, stream: Stream) -> Result<()> {
         self.drain(layer)?;
-        self.alive(layer)?;
         let result = self.pulls.make_resident(layer, stream);
         self.changed(layer);
         result

@@ -168,8 +168,8 @@ fn each_refused_copy_leaves_a_ring_that_goes_on() {
     }
 }
 
-/// The same of the pulls around a launch, and a launch that is refused: whatever the graph left in the buffers, the next
-/// steps find every layer, and pull nothing under a reader.
+/// The same of the pulls around a launch, and a launch that is refused: whatever the graph left in the buffers, the
+/// next steps find every layer, and pull nothing under a reader.
 #[test]
 fn each_refused_copy_around_a_launch_leaves_a_ring_that_goes_on() {
     for (wrap, fails, odd) in [Wrap::Joined, Wrap::Behind]
