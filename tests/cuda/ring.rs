@@ -182,6 +182,11 @@ impl<P: Pull> Engine<P> {
         self.fork_or_join(false).unwrap();
     }
 
+    /// Orders the other micro-batches' streams after the first one's.
+    pub fn fork(&self) {
+        self.fork_or_join(true).unwrap();
+    }
+
     fn fork_or_join(&self, fork: bool) -> Result<()> {
         let [first, others @ ..] = &self.streams[..] else { return Ok(()) };
         others.iter().try_for_each(|other| {

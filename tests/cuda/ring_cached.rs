@@ -128,6 +128,8 @@ impl Decode {
     /// A step of both micro-batches, launched or enqueued layer by layer.
     fn step(&mut self, captured: Option<&Captured>, by_layer: &[Overlap]) {
         self.engine.clear();
+        // A use of the second micro-batch writes to the log too.
+        self.engine.fork();
         let [mut first, mut second] = [0, 1].map(|micro| self.prepare(micro));
         match captured {
             Some(captured) => {
