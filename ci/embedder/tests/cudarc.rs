@@ -11,6 +11,7 @@ use cudarc::driver::{CudaContext, DeviceSlice};
 use forebay::Kind;
 use forebay::device::cuda::CudaOptions;
 use forebay::device::{Device, Mapped};
+use forebay::os::Protection;
 use forebay_cudarc::Bridge;
 
 /// Runs one test at a time: a captured stream, or the end of a device, affects all tests.
@@ -191,7 +192,7 @@ fn views_cover_whole_elements_of_memory_that_the_device_keeps() {
     // Mapped and registered memory belongs to the device as well.
     let backing = device.backing(device.granularity()).unwrap();
     let mapped = Mapped { backing, offset: 0, bytes: device.granularity() };
-    assert!(bridge.view::<i32>(device.range(&[mapped]).unwrap(), &stream).is_ok());
+    assert!(bridge.view::<i32>(device.range(&[mapped], Protection::ReadWrite).unwrap(), &stream).is_ok());
     let taken = stream.alloc_zeros::<u8>(4).unwrap().leak();
     // SAFETY: memory of cudarc's, which is freed with this value.
     let none = unsafe { stream.upgrade_device_ptr::<u8>(taken, 0) };
