@@ -25,7 +25,8 @@ pub(super) struct Memory {
     /// By address.
     ranges: BTreeMap<u64, Range>,
     rules: Ranges,
-    faults: Arc<dyn Faults>,
+    // The standard library's: loom's does not become one of a trait object.
+    faults: std::sync::Arc<dyn Faults>,
 }
 
 /// A backing.
@@ -38,7 +39,7 @@ struct Held {
 
 impl Memory {
     /// None yet, of at most `limit` bytes.
-    pub fn new(id: DeviceId, limit: Option<u64>, faults: Arc<dyn Faults>) -> Memory {
+    pub fn new(id: DeviceId, limit: Option<u64>, faults: std::sync::Arc<dyn Faults>) -> Memory {
         Memory {
             id,
             left: limit,

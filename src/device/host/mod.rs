@@ -206,11 +206,11 @@ impl Shared {
 impl HostDevice {
     /// A device with no memory taken yet.
     pub fn new(options: HostOptions) -> Arc<HostDevice> {
-        HostDevice::with_faults(options, Arc::new(NoFaults))
+        HostDevice::with_faults(options, std::sync::Arc::new(NoFaults))
     }
 
     /// A device whose calls of the system for backings and ranges ask `faults` first. For tests.
-    pub fn with_faults(options: HostOptions, faults: Arc<dyn Faults>) -> Arc<HostDevice> {
+    pub fn with_faults(options: HostOptions, faults: std::sync::Arc<dyn Faults>) -> Arc<HostDevice> {
         let id = DeviceId::new();
         let shared = Shared {
             id,
