@@ -156,12 +156,14 @@ python-tests:
 on-cuda:
 	FOREBAY_TEST_DEVICE=cuda cargo test --workspace --all-features $(ON_CUDA:%=--test %) -- --skip launched:: --skip whole::
 
-# Tests the CUDA device on a named driver, as on a GPU: the stand-in's file, without the stand-in's test functions.
+# Tests the CUDA device on a named driver, as on a GPU: the stand-in's file, without the stand-in's test functions. The
+# longest tests are left out; all-tests runs them on stand-ins of their own.
 on-driver:
 	@driver=$$(ci/standin) || { echo "SKIP: on_driver: without g++, which builds the stand-in driver"; exit 0; }; \
 	    FOREBAY_SKIPS=$(CURDIR)/target/driver-skips.txt FOREBAY_REQUIRE_ALL=1 FOREBAY_ALLOWED=ci/gpu/skips.txt \
 	    FOREBAY_TEST_DEVICE=cuda FOREBAY_TEST_DRIVER=$$driver ci/skips cargo test --workspace --all-features \
-	    $(ON_DRIVER:%=--test %) -- --test-threads=1 --skip thousand --skip hundred --skip late_and
+	    $(ON_DRIVER:%=--test %) -- --test-threads=1 \
+	    --skip thousand --skip late_and --skip find_every_layer --skip ranks_share
 
 # Makes the bundle and runs all its parts in small shapes, on the stand-in driver in place of the system's.
 gpu-bundle-check:
