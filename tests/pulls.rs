@@ -2,6 +2,9 @@
 //! what `pulls::uniform_us` says; without the waits that the ring enqueues they do not.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+#[path = "pulls/beside.rs"]
+mod beside;
+
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -77,23 +80,24 @@ impl Device for Graphs {
     }
 }
 
-/// Layers whose pulls are one copy each from a peer's memory.
+/// Layers whose pulls are copies from a peer's memory, so many each, and all as long.
 #[derive(Debug)]
 struct Priced {
     device: Arc<dyn Device>,
     layers: Vec<Layer>,
+    copies: usize,
     from: Slice,
     to: Slice,
 }
 
 impl Priced {
-    fn new(device: Arc<dyn Device>, layers: Vec<Layer>) -> Priced {
+    fn new(device: Arc<dyn Device>, layers: Vec<Layer>, copies: usize) -> Priced {
         let most = layers.iter().filter_map(|layer| layer.pull).map(|pull| bytes(&pull)).max().unwrap();
         let nothing: OwnedFd = File::open("/dev/null").unwrap().into();
         let peers = device.import_backing(nothing, most, Protection::Read).unwrap();
         let mapped = Mapped { backing: peers, offset: 0, bytes: most };
         let from = device.range(&[mapped], Protection::Read).unwrap();
-        Priced { to: device.allocate(most).unwrap(), from, device, layers }
+        Priced { to: device.allocate(most).unwrap(), from, device, layers, copies }
     }
 }
 
@@ -112,13 +116,12 @@ impl Pull for Priced {
     }
 
     fn copies(&self, _: usize) -> Result<usize> {
-        Ok(1)
+        Ok(self.copies)
     }
 
-    fn pull_some(&self, layer: usize, stream: Stream, copies: Range<usize>) -> Result<()> {
-        assert_eq!(copies, 0..1);
-        let bytes = bytes(&self.layers[layer].pull.unwrap());
-        self.device.copy(stream, self.from.part(0, bytes)?, self.to.part(0, bytes)?)
+    fn pull_some(&self, layer: usize, stream: Stream, mut copies: Range<usize>) -> Result<()> {
+        let bytes = bytes(&self.layers[layer].pull.unwrap()) / self.copies as u64;
+        copies.try_for_each(|_| self.device.copy(stream, self.from.part(0, bytes)?, self.to.part(0, bytes)?))
     }
 
     fn is_whole(&self, _: usize) -> bool {
@@ -131,11 +134,11 @@ impl Pull for Priced {
 }
 
 /// The clock, on which nothing but works and pulls takes time.
-fn clock(at_once: u32) -> Arc<ClockDevice> {
-    let mut costs = Costs { launch_ns: 0.0, copy_ns: 0.0, ..Costs::default() };
+fn clock(at_once: u32, memory: Option<f64>) -> Arc<ClockDevice> {
+    let mut costs = Costs { launch_ns: 0.0, copy_ns: 0.0, memory, ..Costs::default() };
     costs.peer.rate = RATE as f64 * 1e6;
     costs.peer.copy_engines = at_once;
-    ClockDevice::new(ClockOptions { costs, ..ClockOptions::default() }).unwrap()
+    ClockDevice::new(ClockOptions { costs, record: true, ..ClockOptions::default() }).unwrap()
 }
 
 /// Steps that are enqueued.
@@ -145,7 +148,7 @@ const STEPS: usize = 24;
 /// returned is their number too.
 fn steps_us(cycle: &Cycle, without: Range<u64>) -> (Vec<f64>, u64) {
     let graphs = cycle.end != End::Open;
-    let clock = clock(cycle.at_once);
+    let clock = clock(cycle.at_once, None);
     clock.without_waits(without);
     let device = Arc::new(Graphs { clock: Arc::clone(&clock), capturing: AtomicBool::new(graphs) });
     let base: Arc<dyn Device> = device.clone();
@@ -153,7 +156,7 @@ fn steps_us(cycle: &Cycle, without: Range<u64>) -> (Vec<f64>, u64) {
         End::Open => Wrap::default(),
         End::Graph(wrap) => wrap,
     };
-    let pulled = Priced::new(Arc::clone(&base), cycle.layers.clone());
+    let pulled = Priced::new(Arc::clone(&base), cycle.layers.clone(), 1);
     let mut own = Ring::new(&base, pulled, RingOptions { wrap, ..RingOptions::default() }).unwrap();
     let compute = base.stream().unwrap();
     let work = |name, us: f64| {

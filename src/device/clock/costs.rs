@@ -6,10 +6,13 @@
 //!
 //! **Peers.** Copies from and to other GPUs' memory cross a link of their own ([`Peer`]), which they divide with the
 //! engine's collectives ([`collective`](super::ClockDevice::collective)). Its two directions are one number: every rank
-//! of a group pulls as much as it serves, so that both directions carry the same, and each has the rate of one. Device
-//! memory's bandwidth is not divided among operations here, neither for peer copies, which write it and by which other
-//! ranks read it, nor for anything else: a demand's time says nothing of the bytes that it moves. A caller that
-//! knows them adds the time to the demand, as `predict::sharded` does by the roofline.
+//! of a group pulls as much as it serves, so that both directions carry the same, and each has the rate of one.
+//!
+//! **Memory.** With [`Costs::memory`] the operations that run divide the device's memory too: copies and gathers by
+//! their bytes, and engines' works that say how many they move
+//! ([`compute_in_memory`](super::ClockDevice::compute_in_memory)). A peer copy counts twice: it is written here, and
+//! meanwhile the other ranks read as much for their pulls. Other works use no memory: a demand's time says nothing of
+//! its bytes.
 //!
 //! The default table is computed from the terms of the kernels (`kernels`).
 
@@ -114,6 +117,9 @@ pub struct Costs {
     pub peer: Peer,
     /// Bytes per second of copies within the device, reads and writes together.
     pub device_copy: f64,
+    /// Bytes per second of the device's memory, reads and writes together. Operations that need more than that at once
+    /// are all slowed by the same factor. `None`: enough for all.
+    pub memory: Option<f64>,
     /// Fixed nanoseconds of a copy by a copy engine.
     pub copy_ns: f64,
     /// R; a row is a query row of a batch row.
@@ -172,6 +178,7 @@ impl Costs {
             ("link.to_host", self.link.to_host),
             ("peer.rate", self.peer.rate),
             ("device_copy", self.device_copy),
+            ("memory", self.memory.unwrap_or(self.device_copy)),
         ];
         let rates = rates.into_iter().chain(movers.iter().map(|(m, n)| (n[1], m.rate)));
         first(rates, |rate| RATES.contains(&rate))?;
@@ -194,6 +201,11 @@ impl Costs {
             Direction::ToHost => self.link.to_host / NS,
             Direction::Peer => self.peer.rate / NS,
         }
+    }
+
+    /// The memory's rate, bytes per nanosecond.
+    pub(super) fn memory_rate(&self) -> f64 {
+        self.memory.map_or(f64::INFINITY, |rate| rate / NS)
     }
 
     /// Copies of one direction that run at once.
@@ -240,6 +252,17 @@ pub(super) struct Work {
     pub(super) direction: Option<Direction>,
     /// Whether it needs one of the direction's copy engines.
     pub(super) copy_engine: bool,
+    /// Bytes that the rest reads and writes in the device's memory.
+    pub(super) traffic: f64,
+}
+
+/// Bytes in this device's memory for each byte that crosses a link. While a rank's copy from a peer is written here,
+/// the other ranks read as much for theirs; a collective reads what it sends and writes what it gets.
+const fn traffic(direction: Direction, bytes: f64) -> f64 {
+    match direction {
+        Direction::ToDevice | Direction::ToHost => bytes,
+        Direction::Peer => 2.0 * bytes,
+    }
 }
 
 impl Work {
@@ -250,9 +273,16 @@ impl Work {
         Ok(Work { ns: demand.ns, sm: demand.sm, ..Work::default() })
     }
 
+    /// An engine's work that reads and writes `bytes` bytes of the device's memory.
+    pub(super) fn in_memory(costs: &Costs, demand: Demand, bytes: f64) -> Result<Work> {
+        let work = Work::demand(demand)?;
+        Ok(Work { ns: work.ns.max(bytes / costs.memory_rate()), traffic: bytes, ..work })
+    }
+
     /// An engine's work that moves `bytes` bytes over the link between GPUs.
     pub(super) fn collective(demand: Demand, bytes: f64) -> Result<Work> {
-        Ok(Work { bytes, direction: Some(Direction::Peer), ..Work::demand(demand)? })
+        let (direction, traffic) = (Some(Direction::Peer), traffic(Direction::Peer, bytes));
+        Ok(Work { bytes, direction, traffic, ..Work::demand(demand)? })
     }
 
     pub(super) fn kernel(kernel: &Kernel, rows: f64) -> Work {
@@ -278,31 +308,34 @@ impl Work {
             bytes,
             direction: Some(direction),
             copy_engine: false,
+            traffic: traffic(direction, bytes),
         }
     }
 
     /// A copy by a copy engine over a link.
     pub(super) fn copy(costs: &Costs, direction: Direction, bytes: f64) -> Work {
-        let direction = Some(direction);
-        Work { fixed_ns: costs.copy_ns, bytes, direction, copy_engine: true, ..Work::default() }
+        let (traffic, direction) = (traffic(direction, bytes), Some(direction));
+        Work { fixed_ns: costs.copy_ns, bytes, direction, copy_engine: true, traffic, ..Work::default() }
     }
 
     /// A copy inside device memory.
     pub(super) fn inside(costs: &Costs, bytes: f64) -> Work {
-        Work { fixed_ns: costs.copy_ns, ns: 2.0 * bytes / costs.device_copy * NS, ..Work::default() }
+        let traffic = 2.0 * bytes;
+        Work { fixed_ns: costs.copy_ns, ns: traffic / costs.device_copy * NS, traffic, ..Work::default() }
     }
 
     /// A resize in `layers` layers that moves `bytes` bytes inside device memory.
     pub(super) fn resize(costs: &Costs, layers: f64, bytes: f64) -> Work {
-        let lane = Work::kernel(&costs.lane, layers);
-        Work { ns: lane.ns + Work::inside(costs, bytes).ns, ..lane }
+        let (lane, inside) = (Work::kernel(&costs.lane, layers), Work::inside(costs, bytes));
+        Work { ns: lane.ns + inside.ns, traffic: inside.traffic, ..lane }
     }
 
     /// # Errors
     /// [`Kind::InvalidConfig`] when it takes too long even alone: sums of such times would lose precision.
     pub(super) fn check(self, costs: &Costs) -> Result<Work> {
         let link = self.direction.map_or(0.0, |direction| self.bytes / costs.link_rate(direction));
-        first([("operation.ns", self.fixed_ns + self.ns.max(link))], is_time)?;
+        let memory = self.traffic / costs.memory_rate();
+        first([("operation.ns", self.fixed_ns + self.ns.max(link).max(memory))], is_time)?;
         Ok(self)
     }
 
@@ -319,7 +352,7 @@ mod tests {
     #[test]
     fn an_invalid_number_is_refused_by_its_name() {
         type Spoil = fn(&mut Costs);
-        let spoiled: [(&str, Spoil); 19] = [
+        let spoiled: [(&str, Spoil); 20] = [
             ("resolve_wave", |c| c.resolve_wave = Some(0)),
             ("launch_ns", |c| c.launch_ns = -1.0),
             ("copy_ns", |c| c.copy_ns = f64::INFINITY),
@@ -338,6 +371,7 @@ mod tests {
             ("poll_ns", |c| c.poll_ns = 1e-320),
             ("link.to_device", |c| c.link.to_device = 1e-320),
             ("device_copy", |c| c.device_copy = 1e19),
+            ("memory", |c| c.memory = Some(0.0)),
             ("link.duplex", |c| c.link.duplex = 1e-320),
         ];
         assert_eq!(Costs::default().check(), Ok(()));

@@ -362,6 +362,7 @@ impl KernelCosts {
             link: Link { to_device: 55e9, to_host: 55e9, duplex: 0.9, copy_engines: 1 },
             peer: Peer { rate: 305e9, copy_engines: 2 },
             device_copy: 2e12,
+            memory: None,
             copy_ns: 1_000.0,
             // The cost of each query row after the first.
             resolve: kernel(one - (two - one), two - one),

@@ -150,6 +150,7 @@ impl ClockDevice {
             link: Direction::ALL.map(|direction| costs.link_rate(direction)),
             duplex: costs.link.duplex,
             copy_engines: Direction::ALL.map(|direction| costs.copy_engines(direction)),
+            memory: costs.memory_rate(),
         };
         let id = beneath.as_ref().map_or_else(DeviceId::new, |beneath| beneath.device.id());
         let state = State {
@@ -182,6 +183,16 @@ impl ClockDevice {
     /// [`Kind::InvalidConfig`] for a demand out of range, or of more than 1e15 ns; those of [`Device::record`].
     pub fn compute(&self, stream: Stream, label: Label, demand: Demand) -> Result<()> {
         self.append(stream, label, Work::demand(demand)?, None)
+    }
+
+    /// Enqueues a stand-in for an engine's work that reads and writes `bytes` bytes of the device's memory. It takes the
+    /// demand's time, or that of its bytes at [`Costs::memory`] if that is longer, and more beside others that use the
+    /// memory.
+    ///
+    /// # Errors
+    /// As [`ClockDevice::compute`], and for bytes that take more than 1e15 ns.
+    pub fn compute_in_memory(&self, stream: Stream, label: Label, demand: Demand, bytes: u64) -> Result<()> {
+        self.append(stream, label, Work::in_memory(&self.costs, demand, bytes as f64)?, None)
     }
 
     /// Enqueues a stand-in for an engine's collective, which moves `bytes` bytes over the link between GPUs and takes

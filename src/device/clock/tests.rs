@@ -19,6 +19,7 @@ fn costs() -> Costs {
         link: Link { to_device: 1e9, to_host: 1e9, duplex: 1.0, copy_engines: 1 },
         peer: Peer { rate: 4e9, copy_engines: 2 },
         device_copy: 1e9,
+        memory: None,
         copy_ns: 0.0,
         resolve: kernel,
         resolve_wave: None,

@@ -11,7 +11,8 @@
 //! | rest | its demand is served, at a rate that changes whenever the set of running operations does |
 //!
 //! **Rates.** A demand for SMs is served at `1 / max(1, sum of the demands)` of its full speed. Each transfer gets an
-//! equal part of the direction's rate, and of the rate that other transfers cannot use.
+//! equal part of the direction's rate, and of the rate that other transfers cannot use. Where all of them together need
+//! more of the device's memory than it has, each one that uses the memory is slowed by that factor.
 //!
 //! **Determinism.** The result depends only on the order of the calls: simultaneous events are processed in the order
 //! of their streams. The timeline hands effects to the caller, which runs them outside, one at a time, before time
@@ -180,6 +181,8 @@ pub(super) struct Machine {
     pub(super) duplex: f64,
     /// Copy engines of each direction.
     pub(super) copy_engines: [u32; SIDES],
+    /// Bytes per nanosecond of the device's memory, reads and writes together.
+    pub(super) memory: f64,
 }
 
 /// See the module's head.
@@ -196,6 +199,7 @@ pub(super) struct Timeline<E> {
     working: Vec<usize>,
     /// Working memory for computing rates.
     moving: Vec<Moving>,
+    rates: Vec<Rate>,
     /// Streams whose head is a wait, and for what.
     waiting: Vec<(usize, usize, u64)>,
     events: Vec<EventState>,
@@ -214,8 +218,18 @@ struct Moving {
     stream: usize,
     side: usize,
     bytes: f64,
+    /// Bytes in the device's memory.
+    traffic: f64,
     /// Bytes per nanosecond that it can use at most.
     most: f64,
+}
+
+/// How fast an operation's rest is served, as a fraction per nanosecond, and the bytes of memory in all of the rest.
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    stream: usize,
+    rate: f64,
+    traffic: f64,
 }
 
 const NEVER: f64 = f64::INFINITY;
@@ -236,6 +250,7 @@ impl<E> Timeline<E> {
             ready: Vec::new(),
             working: Vec::new(),
             moving: Vec::new(),
+            rates: Vec::new(),
             waiting: Vec::new(),
             events: Vec::new(),
             copy_engines: Default::default(),
@@ -573,14 +588,26 @@ impl<E> Timeline<E> {
             let Some(work) = self.work_of(stream) else { continue };
             let ns = if work.sm > 0.0 { slow * work.ns } else { work.ns };
             match work.direction.filter(|_| work.bytes > 0.0) {
-                None => self.set_rate(stream, 1.0 / ns),
+                None => self.rates.push(Rate { stream, rate: 1.0 / ns, traffic: work.traffic }),
                 Some(direction) => {
                     let (side, most) = (side(direction), work.bytes / ns);
                     users[side] += 1.0;
-                    self.moving.push(Moving { stream, side, bytes: work.bytes, most });
+                    self.moving.push(Moving { stream, side, bytes: work.bytes, traffic: work.traffic, most });
                 }
             }
         }
+        self.share_links(users);
+        let traffic: f64 = self.rates.iter().map(|one| one.rate * one.traffic).sum();
+        let kept = f64::min(1.0, self.machine.memory / traffic);
+        for place in 0..self.rates.len() {
+            let Rate { stream, rate, traffic } = self.rates[place];
+            self.set_rate(stream, if traffic > 0.0 { kept * rate } else { rate });
+        }
+        self.rates.clear();
+    }
+
+    /// Divides the links among those that move bytes over them, of which each direction has so many users.
+    fn share_links(&mut self, mut users: [f64; SIDES]) {
         let host = [Direction::ToDevice, Direction::ToHost].map(side);
         let both = host.iter().all(|side| users[*side] > 0.0);
         let keep = if both { self.machine.duplex } else { 1.0 };
@@ -588,14 +615,12 @@ impl<E> Timeline<E> {
         host.iter().for_each(|side| left[*side] *= keep);
         // Those that can use least come first: the rate that they leave is divided among the others.
         self.moving.sort_unstable_by(|a, b| a.most.total_cmp(&b.most).then(a.stream.cmp(&b.stream)));
-        for place in 0..self.moving.len() {
-            let Moving { stream, side, bytes, most } = self.moving[place];
+        for Moving { stream, side, bytes, traffic, most } in self.moving.drain(..) {
             let rate = most.min(left[side] / users[side]);
             left[side] -= rate;
             users[side] -= 1.0;
-            self.set_rate(stream, rate / bytes);
+            self.rates.push(Rate { stream, rate: rate / bytes, traffic });
         }
-        self.moving.clear();
     }
 
     fn work_of(&self, stream: usize) -> Option<Work> {

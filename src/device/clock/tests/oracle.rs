@@ -2,7 +2,7 @@
 //!
 //! It has another structure: instead of streams and events, a list of works with the works that each one follows;
 //! instead of computed ends, small portions of the remaining work. It divides a link by raising every transfer's
-//! rate a little until that link is used up.
+//! rate a little until that link is used up. It finds by bisection how much all that use the memory are slowed.
 
 use super::costs;
 use crate::device::clock::costs::{Direction, Work};
@@ -23,7 +23,8 @@ struct Item {
 }
 
 fn machine(copy_engines: u32, duplex: f64) -> Machine {
-    Machine { link: [1.0, 0.5, 0.7], duplex, copy_engines: [copy_engines, copy_engines, 3 - copy_engines] }
+    let copy_engines = [copy_engines, copy_engines, 3 - copy_engines];
+    Machine { link: [1.0, 0.5, 0.7], duplex, copy_engines, memory: f64::INFINITY }
 }
 
 /// The ends by the clock.
@@ -103,6 +104,16 @@ fn rates(items: &[Item], stages: &[Stage], machine: &Machine) -> Vec<f64> {
         users.iter().for_each(|n| rates[*n] = at(high, *n) / items[*n].work.bytes);
     }
     all.iter().filter(|n| items[**n].work.direction.is_none()).for_each(|n| rates[*n] = most(*n));
+    let used = |kept: f64| all.iter().map(|n| kept * rates[*n] * items[*n].work.traffic).sum::<f64>();
+    if used(1.0) > machine.memory {
+        let (mut low, mut high) = (0.0, 1.0);
+        for _ in 0..60 {
+            let middle = f64::midpoint(low, high);
+            if used(middle) > machine.memory { high = middle } else { low = middle }
+        }
+        let uses = |n: &&usize| items[**n].work.traffic > 0.0;
+        all.iter().filter(uses).for_each(|n| rates[*n] *= high);
+    }
     rates
 }
 
@@ -179,17 +190,23 @@ fn item(streams: usize, kinds: impl Strategy<Value = u8>) -> impl Strategy<Value
             let odd = |n: u32, part: f64| f64::from(n) * (1.0 + part);
             let (ns, sm, bytes) = (odd(ns, 0.137), f64::from(sm) / 4.0, odd(bytes, 0.071));
             let fixed_ns = odd(fixed, 0.0413);
+            // Some works of an engine use the memory, and all transfers do.
+            let in_memory = if fixed % 2 == 0 { 0.6 * ns } else { 0.0 };
+            let traffic = bytes * (1.0 + f64::from(fixed % 2));
             let direction = match kind {
                 6.. => Direction::Peer,
                 _ if kind % 2 == 0 => Direction::ToDevice,
                 _ => Direction::ToHost,
             };
             let work = match kind {
-                0 | 1 => Work { fixed_ns, ns, sm, ..Work::default() },
-                2 | 3 | 6 => Work { fixed_ns, ns, sm, bytes, direction: Some(direction), copy_engine: false },
+                0 | 1 => Work { fixed_ns, ns, sm, traffic: in_memory, ..Work::default() },
+                2 | 3 | 6 => {
+                    let (direction, copy_engine) = (Some(direction), false);
+                    Work { fixed_ns, ns, sm, bytes, direction, copy_engine, traffic }
+                }
                 _ => {
                     let direction = Some(direction);
-                    Work { fixed_ns, bytes, direction, copy_engine: true, ..Work::default() }
+                    Work { fixed_ns, bytes, direction, copy_engine: true, traffic, ..Work::default() }
                 }
             };
             Item { stream, gap: odd(gap, 0.0217), work, after }
@@ -218,8 +235,9 @@ proptest! {
         items in prop::collection::vec(item(4, 0..8_u8), 1..14),
         engines in 1..3_u32,
         duplex in prop::sample::select(vec![0.6, 1.0]),
+        memory in prop::sample::select(vec![f64::INFINITY, 1.3, 0.7]),
     ) {
-        compare(&items, 4, machine(engines, duplex))?;
+        compare(&items, 4, Machine { memory, ..machine(engines, duplex) })?;
     }
 
     #[test]
@@ -246,4 +264,7 @@ fn the_oracle_sees_a_link_that_is_not_divided() {
     let double = Machine { link: [2.0, 1.0, 0.7], ..machine(1, 1.0) };
     assert!(by_ticks(&items, 2, double).unwrap().iter().all(|end| (end - 40.0).abs() < 0.1));
     assert_eq!(by_clock(&items, 2, machine(1, 1.0)), [80.0, 80.0]);
+    // Of a memory of half the link's rate they get half of that each.
+    let narrow = Machine { memory: 0.5, ..machine(1, 1.0) };
+    assert!(by_ticks(&items, 2, narrow).unwrap().iter().all(|end| (end - 160.0).abs() < 0.1));
 }
