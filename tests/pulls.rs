@@ -107,6 +107,10 @@ fn bytes(pull: &Fill) -> u64 {
 }
 
 impl Pull for Priced {
+    fn rank(&self) -> u32 {
+        0
+    }
+
     fn layers(&self) -> usize {
         self.layers.len()
     }

@@ -31,6 +31,7 @@ resolve    120 300
 nodes       40 150
 pools      240 460
 step-ways  240 460
+weights    120 300
 ncu         90 220
 tests      200 460
 python     180 470
@@ -64,6 +65,8 @@ step-ways 110 - --only step --rounds 3 --persistent
 step-ways 110 - --only step --rounds 3 --persistent --leave-sms 4
 step-ways 110 CUDA_DEVICE_MAX_CONNECTIONS=32 --only step --rounds 3
 step-ways 110 - --only step --rounds 3 --gather-blocks 16
+weights   150 - --only pull
+weights   150 - --only ring
 tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 4
 tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 4 --bulk
 tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 16
@@ -232,6 +235,7 @@ part_tests() {
             case $log in
             agree | rows | failures) continue ;;
             graphs) more=(--skip thousand --skip late_and) ;;
+            cuda) more=(--skip find_every_layer --skip ranks_share) ;;
             overlap) filters="f2_ an_abandoned what_does_not" ;;
             gates) filters="attention_reads padded" ;;
             esac

@@ -402,9 +402,10 @@ impl Windows {
     /// to a layer that is resident.
     ///
     /// # Errors
-    /// As [`Windows::pull`]; [`Kind::OutOfMemory`]; those of [`Device::remap`]. The layer is sharded as before then. If
-    /// not even that can be restored, if the device has failed, or if it cannot be known whether the pull's copies have
-    /// ended, every later call for the layer returns that error.
+    /// As [`Windows::pull`]; [`Kind::Busy`] if `stream` is being captured; [`Kind::OutOfMemory`]; those of
+    /// [`Device::remap`]. The layer is sharded as before then. If not even that can be restored, if the device has
+    /// failed, or if it cannot be known whether the pull's copies have ended, every later call for the layer returns
+    /// that error.
     pub fn make_resident(&mut self, layer: usize, stream: Stream) -> Result<()> {
         let ordinal = self.ordinal(layer)?;
         let (_, window) = self.ready(layer)?;
@@ -412,6 +413,10 @@ impl Windows {
             return Ok(());
         };
         let (range, slice, buffer) = (window.range, pulled.slice, pulled.buffer.clone());
+        if self.device.is_capturing(stream)? {
+            let what = "it cannot be remapped on a stream that is captured";
+            return Err(refused(Kind::Busy, layer, what).with("rank", self.plan.group().rank));
+        }
         // Before anything is mapped anew it is known that this stream can be waited for.
         self.staging.drain(&*self.device, stream).map_err(|error| error.with("layer", layer as u64))?;
         let own = memory(&*self.device, slice.bytes())?;

@@ -67,8 +67,9 @@ impl Rig {
 /// The memory reads and writes so many times the link's bytes.
 const MEMORY: f64 = 8.0;
 
-/// Hidden pulls make a layer longer by what they take of its memory's rate: what they write, and as much that the other
-/// ranks read. `predict::sharded` and the recurrence say the same. A layer that the memory does not bound loses nothing.
+/// Hidden pulls make a layer longer by what they take of its memory's rate: what they write, and as much that the
+/// other ranks read. `predict::sharded` and the recurrence say the same. A layer that the memory does not bound loses
+/// nothing.
 #[test]
 fn hidden_pulls_take_the_memory_of_works_that_it_bounds() {
     let (uses, rest, pull) = (30.0, 70.0, 60.0);

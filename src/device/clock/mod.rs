@@ -185,9 +185,9 @@ impl ClockDevice {
         self.append(stream, label, Work::demand(demand)?, None)
     }
 
-    /// Enqueues a stand-in for an engine's work that reads and writes `bytes` bytes of the device's memory. It takes the
-    /// demand's time, or that of its bytes at [`Costs::memory`] if that is longer, and more beside others that use the
-    /// memory.
+    /// Enqueues a stand-in for an engine's work that reads and writes `bytes` bytes of the device's memory. It takes
+    /// the demand's time, or that of its bytes at [`Costs::memory`] if that is longer, and more beside others that use
+    /// the memory.
     ///
     /// # Errors
     /// As [`ClockDevice::compute`], and for bytes that take more than 1e15 ns.

@@ -165,6 +165,11 @@ impl OnClock {
 }
 
 impl weights::Pull for OnClock {
+    /// All ranks do the same, and one is simulated.
+    fn rank(&self) -> u32 {
+        0
+    }
+
     fn layers(&self) -> usize {
         self.sharded.layers.len()
     }

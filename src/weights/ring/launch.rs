@@ -1,6 +1,6 @@
 //! Captured steps: what the ring knows after a capture, and the edges around a launch.
 
-use super::{Buffer, Pull, Pulling, Ring, Wrap, wrong};
+use super::{Buffer, Pull, Pulling, Ring, Wrap};
 use crate::device::Stream;
 use crate::error::{Kind, Result};
 
@@ -34,7 +34,7 @@ impl<P: Pull> Ring<P> {
     /// those of [`Ring::begin`] also behind a launch, which then runs.
     pub fn launch(&mut self, stream: Stream, launch: impl FnOnce() -> Result<()>) -> Result<()> {
         if self.open.is_some() {
-            return Err(wrong(Kind::Busy, "a step is open").hint("end or abandon it before a launch"));
+            return Err(self.wrong(Kind::Busy, "a step is open").hint("end or abandon it before a launch"));
         }
         self.once.iter().chain(&self.drafts).try_for_each(|layer| self.alive(*layer))?;
         for at in 0..self.buffers.len() {

@@ -35,8 +35,8 @@
 //! [`RingOptions::parts`] cuts pulls into parts that begin at later points of the compute stream, for engines whose
 //! collectives need the link in between.
 //!
-//! **Errors** name the layer, and the rank if there is one. They change nothing that was enqueued: the step is
-//! abandoned as any other, and then [`Ring::abandon`] brings the ring back to the border.
+//! **Errors** name the layer and a rank: the one that was lost, otherwise this process's own. They change nothing that
+//! was enqueued: the step is abandoned as any other, and then [`Ring::abandon`] brings the ring back to the border.
 //!
 //! **Costs.** A layer costs one record and one wait a micro-batch, one record and its copies; the ring allocates
 //! nothing after its construction and waits for nothing, except in the calls that say so.
@@ -135,10 +135,6 @@ pub struct Ring<P: Pull = Windows> {
     lost: Vec<u32>,
 }
 
-fn wrong(kind: Kind, what: &'static str) -> Error {
-    Error::new(kind, OPERATION).at(what)
-}
-
 impl<P: Pull> Ring<P> {
     /// A ring over `pulls`, with a stream for each buffer. Nothing is pulled yet.
     ///
@@ -147,7 +143,9 @@ impl<P: Pull> Ring<P> {
     pub fn new(device: &Arc<dyn Device>, pulls: P, options: RingOptions) -> Result<Ring<P>> {
         let layers = pulls.layers();
         if options.micro_batches == 0 || options.parts == 0 || options.draft_layers > layers {
-            return Err(wrong(Kind::InvalidConfig, "options")
+            return Err(Error::new(Kind::InvalidConfig, OPERATION)
+                .at("options")
+                .with("rank", pulls.rank())
                 .with("micro-batches", options.micro_batches as u64)
                 .with("parts", options.parts as u64)
                 .with("draft layers", options.draft_layers as u64)
@@ -183,6 +181,16 @@ impl<P: Pull> Ring<P> {
             open: None,
             lost: Vec::new(),
         })
+    }
+
+    /// The error of a call that this process should not have made.
+    fn wrong(&self, kind: Kind, what: &'static str) -> Error {
+        Error::new(kind, OPERATION).at(what).with("rank", self.pulls.rank())
+    }
+
+    /// The same, with the layer.
+    fn misused(&self, kind: Kind, layer: usize, what: &'static str) -> Error {
+        refused(kind, layer, what).with("rank", self.pulls.rank())
     }
 
     /// What it pulls.
@@ -230,11 +238,13 @@ impl<P: Pull> Ring<P> {
     /// than the ring has; [`Kind::PeerLost`] with layer and rank; those of [`Windows::pull`].
     pub fn begin(&mut self, micro_batches: usize, draft_passes: usize) -> Result<()> {
         if self.open.is_some() {
-            return Err(wrong(Kind::Busy, "a step is open")
+            return Err(self
+                .wrong(Kind::Busy, "a step is open")
                 .hint("end or abandon it; one schedule at a time uses a ring"));
         }
         if micro_batches == 0 || micro_batches > self.options.micro_batches {
-            return Err(wrong(Kind::OutOfRange, "micro-batches of a step")
+            return Err(self
+                .wrong(Kind::OutOfRange, "micro-batches of a step")
                 .with("micro-batches", micro_batches as u64)
                 .with("most", self.options.micro_batches as u64));
         }
@@ -344,19 +354,23 @@ impl<P: Pull> Ring<P> {
         stream: Stream,
     ) -> Result<Option<(Open, Reader, usize)>> {
         if layer >= self.places.len() {
-            let error = refused(Kind::OutOfRange, layer, "no layer of the model");
+            let error = self.misused(Kind::OutOfRange, layer, "no layer of the model");
             return Err(error.with("layers", self.places.len() as u64));
         }
         let Some(open) = self.open else {
-            return Err(refused(Kind::InvalidState, layer, "no step has begun").hint("call `begin` first"));
+            return Err(self
+                .misused(Kind::InvalidState, layer, "no step has begun")
+                .hint("call `begin` first"));
         };
         let Some(reader) = self.readers.get(..open.micro_batches).and_then(|all| all.get(micro_batch)) else {
-            return Err(refused(Kind::OutOfRange, layer, "a micro-batch that the step does not have")
+            return Err(self
+                .misused(Kind::OutOfRange, layer, "a micro-batch that the step does not have")
                 .with("micro-batch", micro_batch as u64)
                 .with("micro-batches", open.micro_batches as u64));
         };
         if let Some(own) = reader.stream.filter(|own| *own != stream) {
-            return Err(refused(Kind::InvalidState, layer, "the ring is used by two schedules")
+            return Err(self
+                .misused(Kind::InvalidState, layer, "the ring is used by two schedules")
                 .with("stream", stream.0)
                 .with("the step's", own.0)
                 .hint("use one compute stream for a micro-batch, and one schedule at a time"));
@@ -366,7 +380,7 @@ impl<P: Pull> Ring<P> {
 
     /// The error for a layer that is not the next one of a micro-batch.
     fn out_of_order(&self, layer: usize, reader: Reader, what: &'static str) -> Error {
-        let error = refused(Kind::InvalidState, layer, what);
+        let error = self.misused(Kind::InvalidState, layer, what);
         match self.used(reader.next) {
             Some(expected) => error.with("expected", expected as u64),
             None => error,
@@ -399,7 +413,8 @@ impl<P: Pull> Ring<P> {
         self.open = Some(open);
         let holds = self.buffers.get(buffer).and_then(|buffer| buffer.holds);
         if holds.is_none_or(|holds| holds.layer != layer) {
-            return Err(refused(Kind::InvalidState, layer, "its pull has not begun")
+            return Err(self
+                .misused(Kind::InvalidState, layer, "its pull has not begun")
                 .hint("let the micro-batches take turns in each layer; abandon a step after an error"));
         }
         self.advance(stream)?;
@@ -467,12 +482,13 @@ impl<P: Pull> Ring<P> {
     /// [`Device::edge`].
     pub fn end(&mut self, stream: Stream) -> Result<()> {
         let Some(open) = self.open else {
-            return Err(wrong(Kind::InvalidState, "no step has begun").hint("call `begin` first"));
+            return Err(self.wrong(Kind::InvalidState, "no step has begun").hint("call `begin` first"));
         };
         let mut readers = self.readers.iter().take(open.micro_batches).zip(0_u64..);
         if let Some((reader, micro_batch)) = readers.find(|(it, _)| it.inside || it.next < open.uses) {
             let layer = self.used(reader.next).unwrap_or_default();
-            return Err(refused(Kind::InvalidState, layer, "not used in a step that ends")
+            return Err(self
+                .misused(Kind::InvalidState, layer, "not used in a step that ends")
                 .with("micro-batch", micro_batch)
                 .hint("enter and leave every sharded layer, or abandon the step"));
         }

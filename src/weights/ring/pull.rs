@@ -9,6 +9,9 @@ use crate::weights::window::Windows;
 
 /// What a ring orders: layers that are pulled into buffers before they are used. [`Windows`] are the real ones.
 pub trait Pull {
+    /// This process's rank in its group, which errors name.
+    fn rank(&self) -> u32;
+
     /// The layers of the model, shardable or not.
     fn layers(&self) -> usize;
 
@@ -35,6 +38,10 @@ pub trait Pull {
 }
 
 impl<P: Pull + ?Sized> Pull for &P {
+    fn rank(&self) -> u32 {
+        P::rank(self)
+    }
+
     fn layers(&self) -> usize {
         P::layers(self)
     }
@@ -61,6 +68,10 @@ impl<P: Pull + ?Sized> Pull for &P {
 }
 
 impl Pull for Windows {
+    fn rank(&self) -> u32 {
+        self.plan.group().rank
+    }
+
     fn layers(&self) -> usize {
         self.plan.model_layers()
     }

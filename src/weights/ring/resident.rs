@@ -3,7 +3,7 @@
 use super::Ring;
 use crate::device::Stream;
 use crate::error::{Kind, Result};
-use crate::weights::window::{Windows, refused};
+use crate::weights::window::Windows;
 
 impl Ring<Windows> {
     /// Waits until all pulls that were enqueued have run. At the border alone.
@@ -13,7 +13,7 @@ impl Ring<Windows> {
                 Some(true) => "it cannot be remapped while a step is captured",
                 _ => "it cannot be remapped while a step is open",
             };
-            return Err(refused(Kind::Busy, layer, what).hint("end or abandon the step"));
+            return Err(self.misused(Kind::Busy, layer, what).hint("end or abandon the step"));
         }
         for buffer in &self.buffers {
             self.device.record(buffer.paced, buffer.stream)?;

@@ -14,7 +14,10 @@ fn rig(micro_batches: usize) -> Rig {
     Rig::new(model, RingOptions { micro_batches, draft_layers: 1, ..RingOptions::default() })
 }
 
+/// An error of the ring, which names a rank: this one, if no other was lost.
 fn says(error: &Error) -> (Kind, &str) {
+    let lost = error.kind() == Kind::PeerLost;
+    assert_eq!(error.number("rank") != Some(0), lost, "{error}");
     (error.kind(), error.place())
 }
 

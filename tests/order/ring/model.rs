@@ -14,6 +14,8 @@ use forebay::{Kind, Result};
 
 /// Bytes of a rank's part of a layer.
 const PART: u64 = 64;
+/// The rank from which the group is seen, if it has several.
+const OWN: u32 = 0;
 
 /// What happened, in the order of enqueueing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +54,7 @@ pub fn plan(layers: usize, ranks: u32, odd: Odd, shardable: impl Fn(usize) -> bo
     let all: Vec<Vec<Tensor>> =
         (0..layers).map(|layer| vec![tensor(if shardable(layer) { "o_proj" } else { "other" })]).collect();
     let sharding = Sharding { odd, grain: PART, ..Sharding::new(Patterns::new(&["o_proj"]).unwrap()) };
-    Plan::new(&all, Group { id: 0, rank: 0, ranks }, &sharding).unwrap()
+    Plan::new(&all, Group { id: 0, rank: OWN, ranks }, &sharding).unwrap()
 }
 
 impl Model {
@@ -134,6 +136,10 @@ impl Model {
 }
 
 impl Pull for Model {
+    fn rank(&self) -> u32 {
+        self.plan.group().rank
+    }
+
     fn layers(&self) -> usize {
         self.layers
     }

@@ -1,0 +1,83 @@
+//! Layers that are remapped around captured steps: never while a step is open or captured, nor under a pull.
+
+use std::sync::Arc;
+
+use forebay::Kind;
+use forebay::weights::Wrap;
+
+use super::{Engine, SMALL, delayed};
+use crate::rig::{driver, own};
+
+#[test]
+fn no_layer_is_remapped_while_a_step_is_open_or_captured() {
+    let Some(driver) = driver(delayed(None)) else { return };
+    let mut engine = SMALL.alone(driver.library());
+    let (device, first) = (Arc::clone(&engine.device), engine.streams[0]);
+    let refused = |engine: &mut Engine| {
+        let resident = engine.ring.make_resident(2, first).unwrap_err();
+        let sharded = engine.ring.make_sharded(3).unwrap_err();
+        assert_eq!([resident.kind(), sharded.kind()], [Kind::Busy; 2]);
+        assert_eq!([resident.number("rank"), sharded.number("rank")], [Some(0); 2]);
+        assert!(resident.place().starts_with("layer 2: ") && sharded.place().starts_with("layer 3: "));
+        [resident.place().to_owned(), sharded.place().to_owned()]
+    };
+    let is =
+        |places: [String; 2], what: &str| assert!(places.iter().all(|it| it.ends_with(what)), "{places:?}");
+    engine.begin().unwrap();
+    is(refused(&mut engine), "while a step is open");
+    engine.use_all(0, 3).unwrap();
+    is(refused(&mut engine), "while a step is open");
+    engine.ring.abandon().unwrap();
+    engine.begin().unwrap();
+    device.capture(first).unwrap();
+    engine.use_all(0, 3).unwrap();
+    is(refused(&mut engine), "while a step is captured");
+    engine.use_all(3, 6).unwrap();
+    is(refused(&mut engine), "while a step is captured");
+    // The capture is as it was.
+    engine.ring.end(first).unwrap();
+    engine.graph = Some(device.captured(first).unwrap());
+    engine.turn(2);
+    engine.launch();
+    engine.compare().unwrap();
+}
+
+/// A remap cannot be a part of a graph: the call says so, and the capture goes on.
+#[test]
+fn no_layer_is_remapped_on_a_stream_that_is_captured() {
+    let Some(driver) = driver(delayed(None)) else { return };
+    let mut engine = SMALL.alone(driver.library());
+    let (device, first) = (Arc::clone(&engine.device), engine.streams[0]);
+    engine.capture().unwrap();
+    device.capture(first).unwrap();
+    let error = engine.ring.make_resident(2, first).unwrap_err();
+    let place = "layer 2: it cannot be remapped on a stream that is captured";
+    assert_eq!((error.kind(), error.place(), error.number("rank")), (Kind::Busy, place, Some(0)));
+    assert!(device.is_capturing(first).unwrap() && !engine.is_resident(2));
+    device.release(device.captured(first).unwrap()).unwrap();
+    engine.turn(2);
+    engine.launch();
+    engine.compare().unwrap();
+}
+
+/// A driver gives no order to a change of mappings: the pulls behind a launch have to be over.
+#[test]
+fn a_layer_is_remapped_behind_the_pulls_that_are_under_way() {
+    for waits in [true, false] {
+        let Some(standin) = own(delayed(None), "tells of a wait that never ends") else { return };
+        let mut engine = SMALL.wrapped(Wrap::Behind).alone(standin.library());
+        engine.capture().unwrap();
+        let (own, first) = (engine.ring.stream(0).unwrap(), engine.streams[0]);
+        if waits {
+            standin.hold(own.0);
+        }
+        engine.launch();
+        engine.compare().unwrap();
+        // The pull behind the launch is on the stream that is held. The call ends before it changes a mapping.
+        let before = standin.calls_of(c"cuMemUnmap");
+        let refused = engine.ring.make_resident(engine.first_layers()[1], first).is_err();
+        let unmapped = standin.calls_of(c"cuMemUnmap") > before;
+        standin.let_go(own.0);
+        assert_eq!((refused, unmapped), (waits, !waits));
+    }
+}
