@@ -488,6 +488,12 @@ impl Windows {
         Ok(window.pulled.as_ref().is_none_or(|pulled| pulled.own.is_some()))
     }
 
+    /// Bytes of device memory that all layers take at present: the plan's, and those of layers that were made resident.
+    pub fn device_bytes(&self) -> u64 {
+        let own = self.windows.iter().filter_map(|window| window.pulled.as_ref()?.own.as_ref());
+        self.plan.bytes().device() + own.flatten().map(|piece| piece.bytes).sum::<u64>()
+    }
+
     fn change(&mut self, ordinal: usize, change: impl FnOnce(&mut Pulled)) {
         if let Some(pulled) = self.windows.get_mut(ordinal).and_then(|window| window.pulled.as_mut()) {
             change(pulled);

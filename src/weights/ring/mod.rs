@@ -46,6 +46,7 @@
 //! [`Ring::enter`]. A step is captured whole or not at all. Windows have one ring: what others pull into its buffers
 //! it does not know.
 
+mod budget;
 mod launch;
 mod options;
 mod pull;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use forebay::Kind;
 use forebay::weights::Wrap;
+use forebay::{Cache, Config, Kind, Memory, Shape};
+use forebay_standin::Options;
 
 use super::{Engine, SMALL, delayed};
 use crate::rig::{driver, own};
@@ -18,6 +19,8 @@ fn no_layer_is_remapped_while_a_step_is_open_or_captured() {
         let sharded = engine.ring.make_sharded(3).unwrap_err();
         assert_eq!([resident.kind(), sharded.kind()], [Kind::Busy; 2]);
         assert_eq!([resident.number("rank"), sharded.number("rank")], [Some(0); 2]);
+        let budgets = [engine.ring.shrink(u64::MAX), engine.ring.grow(u64::MAX, first)];
+        assert!(budgets.iter().all(|it| it.as_ref().is_err_and(|error| error.kind() == Kind::Busy)));
         assert!(resident.place().starts_with("layer 2: ") && sharded.place().starts_with("layer 3: "));
         [resident.place().to_owned(), sharded.place().to_owned()]
     };
@@ -80,4 +83,38 @@ fn a_layer_is_remapped_behind_the_pulls_that_are_under_way() {
         standin.let_go(own.0);
         assert_eq!((refused, unmapped), (waits, !waits));
     }
+}
+
+/// A device that is full of resident weights has room for a cache when some layers are sharded again, and for some of
+/// them again beside the cache. A step that was captured before goes on in between.
+#[test]
+fn weights_that_become_sharded_leave_their_memory_to_a_cache() {
+    let options = Options { granule: 1 << 17, memory: 64 << 20, ..delayed(None) };
+    let Some(standin) = own(options, "has little memory") else { return };
+    let mut engine = SMALL.alone(standin.library());
+    engine.capture().unwrap();
+    let (device, first) = (Arc::clone(&engine.device), engine.streams[0]);
+    let least = engine.ring.pulls().device_bytes();
+    let most = engine.ring.grow(u64::MAX, first).unwrap();
+    let rest: Vec<_> = std::iter::from_fn(|| device.backing(device.granularity()).ok()).collect();
+    assert!(most > least + (1 << 20) && !rest.is_empty(), "{least} {most}");
+    let cache = || {
+        let shape =
+            Shape { layers: 2, draft_layers: 0, runs: [64, 0], page_tokens: 16, top_k: 8, ..Shape::GLM_5 };
+        let memory = Memory { huge: false, populate: false, lock: false, node: None };
+        Cache::new(Config { memory, ..Config::new(shape, 1, 64, 16) }, device.clone())
+    };
+    engine.launch();
+    engine.compare().unwrap();
+    assert_eq!(cache().unwrap_err().kind(), Kind::OutOfMemory);
+    assert_eq!(engine.ring.shrink(least), Ok(least));
+    let cache = cache().unwrap();
+    engine.launch();
+    engine.compare().unwrap();
+    // The device has less left than the budget.
+    let error = engine.ring.grow(u64::MAX, first).unwrap_err();
+    assert_eq!((error.kind(), error.number("layer").is_some()), (Kind::OutOfMemory, true));
+    engine.launch();
+    engine.compare().unwrap();
+    drop(cache);
 }
