@@ -1,5 +1,5 @@
-//! The memory of a ring's weights, made smaller and larger between steps: which layers change, against a naive list, the
-//! bytes that they take, and every byte of every layer after it.
+//! The memory of a ring's weights, made smaller and larger between steps: which layers change, against a naive list,
+//! the bytes that they take, and every byte of every layer after it.
 
 use std::sync::Arc;
 
