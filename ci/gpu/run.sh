@@ -132,10 +132,13 @@ plan() {
 # Whether a signal ended the run.
 stopped() { [ -e "$work/stopped" ]; }
 
-# Unpacks the test programs.
+# Unpacks the test programs, by tar and xz or by Python.
 unpack() {
     tests=$work/tests
-    [ -d "$tests" ] || { mkdir "$tests" && tar -xzf "$here/tests.tar.gz" -C "$tests"; }
+    [ ! -d "$tests" ] || return 0
+    mkdir "$tests" && { tar -xJf "$here/tests.tar.xz" -C "$tests" 2>/dev/null ||
+        python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' \
+            "$here/tests.tar.xz" "$tests"; }
 }
 
 # Seconds that the part has left.

@@ -262,8 +262,16 @@ class Model:
 
     def rest(self, layer: int, hidden: Floats, attended: Floats) -> Floats:
         """The rest of the layer after attention: output projection and MLP, each added to the residual stream."""
+        return self.mlp(layer, self.output(layer, hidden, attended))
+
+    def output(self, layer: int, hidden: Floats, attended: Floats) -> Floats:
+        """The output projection, added to the residual stream. Nothing reads attention's weights after it."""
+        added: Floats = hidden + attended.reshape(len(hidden), self.width) @ self.blocks[layer].output.T
+        return added
+
+    def mlp(self, layer: int, hidden: Floats) -> Floats:
+        """The MLP, added to the residual stream."""
         block = self.blocks[layer]
-        hidden = hidden + attended.reshape(len(hidden), self.width) @ block.output.T
         gate, up = np.split(self._norm(hidden, block.mlp_norm) @ block.gate_up.T, 2, axis=1)
         added: Floats = (gate / (1 + np.exp(-gate)) * up) @ block.down.T
         return hidden + added
