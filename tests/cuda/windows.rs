@@ -63,11 +63,11 @@ fn ranks_share_their_weights() {
 /// Gives a test's child process its rank and the folder in which the ranks meet.
 const CHILD: &str = "FOREBAY_TEST_CHILD";
 
-/// One rank as a process, on a driver of its own.
+/// One rank as a process, which loads the driver by itself.
 fn process(told: &str, options: Options) {
     let (rank, folder) = told.split_once(',').unwrap();
-    let standin = own(options, "has small pages").unwrap();
-    let device = device(standin.library());
+    let driver = driver(options).unwrap();
+    let device = device(driver.library());
     let grain = device.granularity();
     let own = Group { id: 0, rank: rank.parse().unwrap(), ranks: 2 };
     let plan = Plan::new(&layers(&model(grain)), own, &sharding(grain)).unwrap();
@@ -89,7 +89,7 @@ fn processes_share_their_weights() {
     if let Ok(told) = std::env::var(CHILD) {
         return process(&told, options);
     }
-    if own(options, "has small pages").is_none() {
+    if driver(options).is_none() {
         return;
     }
     let folder = Folder::new();

@@ -7,10 +7,14 @@
 //!
 //! The ceiling is one copy of the same bytes between memory of the same kind, in turn with the pulls. Every byte of
 //! both windows is compared with what its owner filled, after the last round.
+//!
+//! The last figure is the host's time for a layer that becomes resident, and sharded again: new memory, one pull, and
+//! mappings. Its ceiling is the pull in it.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use forebay::device::{Device, Mapped, Slice, Stream};
 use forebay::measure::{Ceilings, Probe};
@@ -33,7 +37,7 @@ const NAME: &str = "o_proj";
 /// Rounds before the timed ones.
 const WARM_UP: u32 = 2;
 /// How long the ranks may take to share. Both are threads of this process.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The word at a place of a layer that a rank filled.
 fn word(rank: u32, layer: usize, at: u64) -> u64 {
@@ -198,16 +202,49 @@ fn figure(
     asked.known(figure)
 }
 
-/// The pulls: from a peer in slices and in one piece, and from the host.
+/// One figure: a layer that becomes resident and sharded again, in turn with its pull.
+fn switched(device: &Arc<dyn Probe>, asked: &Asked) -> Result<Figure> {
+    let layer = layer_bytes(&**device, asked.quick);
+    let timer = Timer::new(device, asked.quick)?;
+    let (stream, buffer) = (timer.stream(), device.allocate(layer)?);
+    let make = |rank| filled(device, rank, Source::Peers, Pulls::default(), (LAYERS, buffer), stream);
+    let mut windows = make(0)?;
+    share([&mut windows, &mut make(1)?], stream)?;
+    let us = |start: Instant| start.elapsed().as_secs_f64() * 1e6;
+    let (mut resident, mut sharded, mut pulls) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..asked.rounds + WARM_UP {
+        let pull = timer.time(|stream| windows.pull(0, stream))?;
+        let start = Instant::now();
+        windows.make_resident(0, stream)?;
+        let (made, start) = (us(start), Instant::now());
+        windows.make_sharded(0)?;
+        if round >= WARM_UP {
+            sharded.push(us(start));
+            resident.push(made);
+            pulls.push(pull);
+        }
+    }
+    let checked = all_compared(&**device, &windows, Source::Peers, stream)?;
+    let ceiling = ("the pull", Spread::of(pulls).us);
+    let mut figure = Figure::new("pull", "made resident", resident, ceiling, checked)
+        .with("layer", Parameter::Bytes(layer))
+        .with("copies", windows.copies(0)? as u32);
+    figure.beside = vec![("sharded again", Spread::of(sharded).us)];
+    asked.progress.inc(1);
+    asked.known(figure)
+}
+
+/// The pulls: from a peer in slices and in one piece, and from the host; and a layer that becomes resident.
 ///
 /// # Errors
 /// Errors of the device, of memory, and of a byte that differs.
 pub fn pull(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
     let slice = Some(Pulls::default().copy);
-    asked.progress.inc_length(3);
+    asked.progress.inc_length(4);
     [(Source::Peers, slice), (Source::Peers, None), (Source::Host, slice)]
         .into_iter()
         .map(|(source, slice)| figure(device, ceilings, asked, source, slice))
+        .chain([switched(device, asked)])
         .collect()
 }
 
