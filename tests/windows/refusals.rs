@@ -57,7 +57,7 @@ fn shared(rank: &mut Rank, folder: &Path, faults: &Arc<dyn Faults>) -> Result<()
 }
 
 /// Open descriptors.
-fn descriptors() -> usize {
+pub fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
@@ -172,11 +172,11 @@ fn a_refused_change_leaves_the_layer_as_it_was() {
 
 /// Refuses one call of those that follow [`Nth::aim`].
 #[derive(Debug, Default)]
-struct Nth(std::sync::Mutex<Option<(u64, bool)>>);
+pub struct Nth(std::sync::Mutex<Option<(u64, bool)>>);
 
 impl Nth {
     /// Aims at the n-th call from now on. Returns whether the last aim was reached.
-    fn aim(&self, n: Option<u64>) -> bool {
+    pub fn aim(&self, n: Option<u64>) -> bool {
         let mut aim = self.0.lock().unwrap();
         std::mem::replace(&mut *aim, n.map(|n| (n, false))).is_some_and(|(_, reached)| reached)
     }
@@ -196,12 +196,12 @@ impl Faults for Nth {
 }
 
 /// A part as it is said on the wire (`weights/share.rs` has the format).
-fn part(layer: u32, bytes: u64, digest: [u8; 32]) -> Vec<u8> {
+pub fn part(layer: u32, bytes: u64, digest: [u8; 32]) -> Vec<u8> {
     [&1_u32.to_le_bytes()[..], &layer.to_le_bytes(), &bytes.to_le_bytes(), &digest].concat()
 }
 
 /// Memory of so many bytes that others may read.
-fn given(bytes: u64, value: u8) -> OwnedFd {
+pub fn given(bytes: u64, value: u8) -> OwnedFd {
     let request = Request { bytes, huge: false, populate: false, lock: false, node: None, shared: true };
     let map = Map::new(&request, &NoFaults).unwrap().0;
     map.fill(0, bytes, value).unwrap();
