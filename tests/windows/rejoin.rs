@@ -8,6 +8,7 @@ use std::sync::{Arc, Barrier};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
+use forebay::check::watch::Watch;
 use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::os::Faults;
@@ -311,6 +312,48 @@ fn a_refused_remap_leaves_a_part_as_it_was_or_its_layer_unusable() {
             }
         }
     }
+}
+
+/// Parts are mapped anew only when no pull runs that may read them. The ring waits for its own; the windows themselves
+/// are the control: the order checker finds the pull that a return without the ring did not wait for.
+#[test]
+fn a_return_waits_for_the_pulls_of_the_ring() {
+    let folder = Folder::new();
+    let watch = Watch::new(HostDevice::new(HostOptions::default()));
+    let device: Arc<dyn Device> = watch.clone();
+    let mut rank = filled(&device, 0, 2);
+    let mut links = thread::scope(|scope| {
+        process(scope, &folder.0, 2, |_, _| {});
+        rank.share(&folder.0, patient(), &no_faults()).unwrap()
+    });
+    ended(&mut links);
+    rank.windows.pull(0, watch.stream().unwrap()).unwrap();
+    let error = thread::scope(|scope| {
+        process(scope, &folder.0, 2, |_, _| {});
+        back(&mut rank, &mut links).unwrap_err().to_string()
+    });
+    assert!(error.contains("remap") && error.contains("copy"), "{error}");
+    rank.wait().unwrap();
+    // On a device whose work the checker has found in order.
+    let watch = Watch::new(HostDevice::new(HostOptions::default()));
+    let device: Arc<dyn Device> = watch.clone();
+    let folder = Folder::new();
+    let mut rank = filled(&device, 0, 2);
+    let mut links = thread::scope(|scope| {
+        process(scope, &folder.0, 2, |_, _| {});
+        rank.share(&folder.0, patient(), &no_faults()).unwrap()
+    });
+    ended(&mut links);
+    let mut ring = Ring::new(&device, rank.windows, RingOptions::default()).unwrap();
+    // The first layers' pulls are enqueued.
+    ring.begin(1, 0).unwrap();
+    ring.abandon().unwrap();
+    thread::scope(|scope| {
+        process(scope, &folder.0, 2, |_, _| {});
+        assert_eq!(links.readmit(PATIENCE).unwrap(), Some(1));
+        ring.reattach(1, &mut links, PATIENCE).unwrap();
+    });
+    assert_eq!(watch.conflict(), None);
 }
 
 /// Every call of the system that a rank makes while it takes another one back, refused in turn: no layer shows other
