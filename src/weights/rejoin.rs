@@ -28,8 +28,9 @@ const OPERATION: &str = "attach a rank again";
 impl Windows {
     /// Gives this rank's parts to `rank`, which has come back ([`Links::readmit`]), takes its parts, and maps them
     /// where those of its last process were. Blocks for at most `at_most`. All addresses stay, also those that
-    /// captured pulls hold. No pull that reads the rank's parts may be enqueued or run. Several ranks that came back
-    /// are taken one after another, the lowest first, so that ranks that wait for each other wait in one order. Under
+    /// captured pulls hold. [`Links::event`] must not be called between the two: it would return the rank's first
+    /// part. No pull that reads the rank's parts may be enqueued or run. Several ranks that came back are taken one
+    /// after another, the lowest first, so that ranks that wait for each other wait in one order. Under
     /// [`Source::Host`] nothing is shared, and nothing happens.
     ///
     /// # Errors
