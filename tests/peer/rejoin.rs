@@ -1,6 +1,7 @@
 //! Ranks that come back to their group: who is taken in, who is refused, and what goes on meanwhile.
 
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -285,26 +286,20 @@ fn processes_that_lost_each_other_come_back_to_each_other() {
     talk(&mut all);
 }
 
-/// A socket that a process has bound and from which it takes no connection, with room for `waiting` of them.
-fn unread(folder: &Folder, rank: u32, waiting: i32) -> impl Sized + use<> {
-    let path = folder.0.join(format!("forebay-7-{rank}.sock"));
-    let bound = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None).unwrap();
-    bind(std::os::fd::AsRawFd::as_raw_fd(&bound), &UnixAddr::new(&path).unwrap()).unwrap();
-    listen(&bound, Backlog::new(waiting).unwrap()).unwrap();
-    let first: Vec<_> = (0..=waiting).map(|_| UnixStream::connect(&path).unwrap()).collect();
-    (bound, first)
-}
-
 /// A process that listens and takes no connections, with a full queue or with room in it, holds another no longer than
 /// its time.
 #[test]
 fn a_socket_that_is_not_read_is_a_rank_that_did_not_come() {
-    let folder = Folder::new("unread");
     for full in [true, false] {
-        let waiting = unread(&folder, 0, 1);
-        let free = (!full).then(|| drop(waiting));
+        let folder = Folder::new("unread");
+        let path = folder.0.join("forebay-7-0.sock");
+        let bound = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None).unwrap();
+        bind(bound.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+        listen(&bound, Backlog::new(1).unwrap()).unwrap();
+        // One more than the queue's length fits into it.
+        let _first: Vec<_> =
+            (0..if full { 2 } else { 0 }).map(|_| UnixStream::connect(&path).unwrap()).collect();
         let error = folder.meet(hello(1, 2), Duration::from_millis(50)).unwrap_err();
-        assert_eq!((error.kind(), error.number("rank")), (Kind::TimedOut, Some(0)), "{free:?}: {error}");
-        std::fs::remove_file(folder.0.join("forebay-7-0.sock")).unwrap();
+        assert_eq!((error.kind(), error.number("rank")), (Kind::TimedOut, Some(0)), "{full}: {error}");
     }
 }
