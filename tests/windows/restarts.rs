@@ -219,7 +219,7 @@ fn a_rank_that_fails_at_any_phase_comes_back() {
         let group = Group { id: 0, rank: rank.parse().unwrap(), ranks: ranks.parse().unwrap() };
         return process(group, fails, first == "true", Path::new(folder)).unwrap();
     }
-    for (fails, ranks) in [(Fill, 2), (Filled, 2), (Hello, 3), (Export, 3), (Pull, 3), (Step, 2), (Stop, 3)] {
+    for (fails, ranks) in [(Fill, 2), (Filled, 2), (Hello, 2), (Export, 3), (Pull, 3), (Step, 2), (Stop, 3)] {
         let folder = Folder::new();
         let start = |rank: u32, first: bool| {
             Command::new(std::env::current_exe().unwrap())
