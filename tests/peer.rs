@@ -12,6 +12,8 @@ mod links_bytes;
 mod peer_bytes;
 #[path = "peer/processes.rs"]
 mod processes;
+#[path = "peer/rejoin.rs"]
+mod rejoin;
 #[path = "peer/time.rs"]
 mod time;
 

@@ -13,6 +13,10 @@ mod files;
 mod processes;
 #[path = "windows/refusals.rs"]
 mod refusals;
+#[path = "windows/rejoin.rs"]
+mod rejoin;
+#[path = "windows/restarts.rs"]
+mod restarts;
 #[path = "windows/ring.rs"]
 mod ring;
 #[path = "support/windows.rs"]

@@ -59,4 +59,5 @@ pub use range::{Piece, Range};
 pub use refusal::io_text;
 pub(crate) use region::move_bytes;
 pub use region::{Protection, Region};
+pub(crate) use socket::connect;
 pub use socket::{Credentials, Received, credentials, receive, send, user, wait};

@@ -8,16 +8,22 @@
 //! What a descriptor is, its receiver checks ([`super::Map::adopt`]). [`credentials`] are the kernel's own word on who
 //! connected.
 //!
-//! **What it does not do.** It makes no connections; the standard library's `UnixStream` and `UnixListener` do.
+//! **What it does not do.** It listens nowhere; the standard library's `UnixListener` does. Its `UnixStream` connects
+//! too, but waits without end for a process that takes no connections, so [`connect`] is here.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{ControlMessage, MsgFlags, getsockopt, recvmsg, sendmsg, sockopt};
+use nix::sys::socket::{
+    self, AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, getsockopt, recvmsg,
+    sendmsg, sockopt,
+};
 
 use super::refusal::{OsResult, Refusal, answer, ask};
 use super::{Call, Faults};
@@ -142,6 +148,20 @@ pub fn wait(sockets: &[(BorrowedFd<'_>, bool)], at_most: Duration, faults: &dyn 
             answered => return answer("poll", answered).map(|ready| ready > 0).map_err(failed),
         }
     }
+}
+
+/// Connects to the socket that a process has bound to `path`.
+///
+/// # Errors
+/// The system's. A process that takes no connections and whose queue is full is
+/// [`ErrorKind::WouldBlock`](io::ErrorKind::WouldBlock).
+pub fn connect(path: &Path) -> io::Result<UnixStream> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    socket::connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+    let socket = UnixStream::from(socket);
+    socket.set_nonblocking(false)?;
+    Ok(socket)
 }
 
 /// The effective user of this process, to compare with [`Credentials::user`].

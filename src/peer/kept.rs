@@ -1,7 +1,8 @@
 //! Events that were received before a call asked for them, in order.
 //!
-//! A process keeps what others say until all have met, and until it has everything that it waits for. What one rank can
-//! make it keep has a bound, in bytes and in descriptors: a rank that says more breaks an agreement of its group.
+//! A process keeps what others say until all have met, and until it has everything that it waits for. What one rank
+//! can make it keep has a bound, in bytes and in descriptors: a rank that says more breaks an agreement of its group.
+//! That a rank was lost is kept too, behind what it said.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -14,7 +15,7 @@ pub const KEPT_MAX: usize = 1 << 20;
 
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    events: VecDeque<(u32, Event<OwnedFd>)>,
+    events: VecDeque<(u32, Result<Event<OwnedFd>>)>,
     /// By rank: bytes of memory, and descriptors.
     held: BTreeMap<u32, (usize, usize)>,
 }
@@ -47,14 +48,25 @@ impl Kept {
                 .hint("let ranks wait for an answer before they send more"));
         }
         *held = (bytes, descriptors);
-        self.events.push_back((rank, event));
+        self.events.push_back((rank, Ok(event)));
         Ok(())
     }
 
-    /// The first event.
-    pub fn pop(&mut self) -> Option<(u32, Event<OwnedFd>)> {
+    /// Keeps the error of a rank that was lost. Each loss is kept once, so these have a bound of their own.
+    pub fn push_loss(&mut self, rank: u32, error: Error) {
+        self.events.push_back((rank, Err(error)));
+    }
+
+    /// Drops what a rank said, and that it was lost.
+    pub fn forget(&mut self, rank: u32) {
+        self.events.retain(|(other, _)| *other != rank);
+        self.held.remove(&rank);
+    }
+
+    /// The first event, or the error of a rank that was lost.
+    pub fn pop(&mut self) -> Option<(u32, Result<Event<OwnedFd>>)> {
         let (rank, event) = self.events.pop_front()?;
-        let (bytes, descriptors) = weight(&event);
+        let (bytes, descriptors) = event.as_ref().map_or((0, 0), weight);
         if let Some(held) = self.held.get_mut(&rank) {
             *held = (held.0.saturating_sub(bytes), held.1.saturating_sub(descriptors));
         }
@@ -114,9 +126,25 @@ mod tests {
         let [mut later, earlier] = all;
         later.prepend(earlier);
         let mut lengths = Vec::new();
-        while let Some((_, Event::Message { bytes, .. })) = later.pop() {
+        while let Some((_, Ok(Event::Message { bytes, .. }))) = later.pop() {
             lengths.push(bytes.len());
         }
         assert_eq!((lengths, later.held.get(&0)), (vec![1, 2, 3, 4], Some(&(0, 0))));
+    }
+
+    #[test]
+    fn a_rank_that_is_forgotten_leaves_the_others_and_has_its_whole_room_again() {
+        let mut kept = Kept::default();
+        let lost = Error::new(Kind::PeerLost, "test");
+        for rank in [1, 2] {
+            (0..16).for_each(|_| kept.push(rank, message(0, true)).unwrap());
+            kept.push_loss(rank, lost.clone());
+        }
+        kept.forget(1);
+        (0..16).for_each(|_| kept.push(1, message(0, true)).unwrap());
+        let all: Vec<_> = std::iter::from_fn(|| kept.pop()).map(|(rank, it)| (rank, it.err())).collect();
+        let told = |rank, error: Option<&Error>| (rank, error.cloned());
+        assert_eq!(all[..16], vec![told(2, None); 16]);
+        assert_eq!((&all[16], all.len()), (&told(2, Some(&lost)), 33));
     }
 }

@@ -13,51 +13,53 @@
 //! until something arrives or is due. It keeps what a rank says before all have met, at most 1 MiB and 16 descriptors
 //! of each; a rank that says more is an error.
 //!
-//! **What it does not do.** It takes no process in later, also not one of a rank that was lost.
+//! **Ranks that come back.** A process that is started again meets its group as any does. The others go on meeting the
+//! ranks that they have lost ([`Links::readmit`]). So a process need not know whether it is the first of its rank.
+//!
+//! **What it does not do.** It compares what ranks hold only when one comes back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::hello::Hello;
+use super::hello::{Digest, Hello};
+use super::joining::{Door, Joining, of_rank};
 use super::kept::Kept;
 use super::link::Link;
-use super::seat::{OPERATION, Seat, connected};
+use super::seat::{OPERATION, Seat};
 use super::session::{Event, Limits};
 use crate::error::{Error, Kind, Result};
 use crate::os::{self, Faults};
 use crate::sync::Arc;
 
 /// How long a process waits before it looks again for those that have not come yet.
-const PAUSE: Duration = Duration::from_millis(1);
+pub(super) const PAUSE: Duration = Duration::from_millis(1);
 
 /// The sessions of a process with all others of its group.
 #[derive(Debug)]
 pub struct Links {
-    own: Hello,
+    pub(super) own: Hello,
+    pub(super) limits: Limits,
     /// By rank; without those that were lost.
-    links: BTreeMap<u32, Link>,
+    pub(super) links: BTreeMap<u32, Link>,
     /// Why the others were lost.
-    lost: BTreeMap<u32, Error>,
+    pub(super) lost: BTreeMap<u32, Error>,
+    /// What each rank that has met this one holds.
+    pub(super) holds: BTreeMap<u32, Digest>,
+    /// The ranks that have come back, until they are given what others had before.
+    pub(super) returned: BTreeSet<u32>,
     /// What arrived before all had met; [`Links::event`] returns it first.
-    early: Kept,
+    pub(super) early: Kept,
     /// What was received and is to be returned later.
-    aside: Kept,
+    pub(super) aside: Kept,
     /// The rank whose session [`Links::event`] looks at first.
     turn: u32,
-    faults: Arc<dyn Faults>,
+    pub(super) faults: Arc<dyn Faults>,
+    pub(super) door: Door,
     /// This process's rank, as long as the sessions live. Behind them, so that it is given back last.
-    seat: Option<Seat>,
-}
-
-/// A connection whose other side has not said hello, and the rank that was connected to, if it was this side that did.
-type Joining = (Option<u32>, Link);
-
-/// The error with its rank.
-fn of_rank(error: Error, rank: u32) -> Error {
-    if error.number("rank").is_some() { error } else { error.with("rank", rank) }
+    pub(super) seat: Option<Seat>,
 }
 
 impl Links {
@@ -79,12 +81,12 @@ impl Links {
         own.check()?;
         let folder = folder.as_ref();
         let seat = Seat::take(folder, &own)?;
-        let listener = seat.listen(folder, &own)?;
+        let listener = seat.listen()?;
         let mut lower: Vec<u32> = (0..own.rank).collect();
         let connections = || {
             let mut sockets = Vec::new();
             for rank in std::mem::take(&mut lower) {
-                match connected(folder, own.group, rank)? {
+                match seat.connected(rank)? {
                     Some(socket) => sockets.push((Some(rank), socket)),
                     None => lower.push(rank),
                 }
@@ -135,25 +137,24 @@ impl Links {
         let start = Instant::now();
         let mut links = Links {
             own,
+            limits,
             links: BTreeMap::new(),
             lost: BTreeMap::new(),
+            holds: BTreeMap::new(),
+            returned: BTreeSet::new(),
             early: Kept::default(),
             aside: Kept::default(),
             turn: 0,
             faults,
+            door: Door::default(),
             seat: None,
         };
         // One deadline for all, which names the rank; a session by itself does not know whose hello is missing.
         let session = Limits { hello: Duration::MAX, ..limits };
         let mut joining: Vec<Joining> = Vec::new();
         loop {
-            for (rank, socket) in connections()? {
-                let link = Link::new(socket, own, session, Arc::clone(&links.faults));
-                let link = link.map_err(|error| match rank {
-                    Some(rank) => of_rank(error, rank),
-                    None => error,
-                })?;
-                joining.push((rank, link));
+            for connection in connections()? {
+                joining.push(Joining::new(connection, own, session, &links.faults)?);
             }
             joining = links.greet(joining)?;
             links.early()?;
@@ -166,7 +167,7 @@ impl Links {
                     .with("group", own.group)
                     .hint(hint));
             }
-            let sockets: Vec<_> = joining.iter().map(|(_, link)| link.awaited()).collect();
+            let sockets: Vec<_> = joining.iter().map(|one| one.link.awaited()).collect();
             os::wait(&sockets, PAUSE, &*links.faults)?;
         }
     }
@@ -174,25 +175,19 @@ impl Links {
     /// Takes those into the group whose hello has arrived, and returns the others.
     fn greet(&mut self, joining: Vec<Joining>) -> Result<Vec<Joining>> {
         let mut waiting = Vec::new();
-        for (rank, mut link) in joining {
-            let event = link.event(Duration::ZERO).map_err(|error| match rank {
-                Some(rank) => of_rank(error, rank),
-                None if error.number("rank").is_some() => error,
-                None => error.with("process", link.credentials().process.unsigned_abs()),
-            })?;
-            match event {
-                // A session's first event is the hello.
-                Some(Event::Hello(theirs)) => {
-                    if self.links.insert(theirs.rank, link).is_some() {
-                        return Err(Error::new(Kind::InvalidConfig, OPERATION)
-                            .at("two processes of one rank")
-                            .with("rank", theirs.rank)
-                            .with("group", theirs.group)
-                            .hint("give each process of a group a rank of its own"));
-                    }
-                }
-                _ => waiting.push((rank, link)),
+        for mut one in joining {
+            let Some(theirs) = one.hello()? else {
+                waiting.push(one);
+                continue;
+            };
+            if self.links.insert(theirs.rank, one.link).is_some() {
+                return Err(Error::new(Kind::InvalidConfig, OPERATION)
+                    .at("two processes of one rank")
+                    .with("rank", theirs.rank)
+                    .with("group", theirs.group)
+                    .hint("give each process of a group a rank of its own"));
             }
+            self.holds.insert(theirs.rank, theirs.content);
         }
         Ok(waiting)
     }
@@ -232,8 +227,19 @@ impl Links {
     fn lose(&mut self, rank: u32, error: Error) -> Error {
         let error = of_rank(error, rank);
         self.links.remove(&rank);
+        self.returned.remove(&rank);
         self.lost.insert(rank, error.clone());
         error
+    }
+
+    /// Ends the session with a rank, if it has not failed, because of an error that leaves it of no use.
+    pub(crate) fn give_up(&mut self, rank: u32, error: Error) -> Error {
+        if self.links.contains_key(&rank) { self.lose(rank, error) } else { error }
+    }
+
+    /// Notes that a rank is given what others have, as it waits for. Returns whether it had come back.
+    pub(crate) fn attach(&mut self, rank: u32) -> bool {
+        self.returned.remove(&rank)
     }
 
     /// Queues a message for `rank`, as [`Link::send`].
@@ -271,34 +277,57 @@ impl Links {
         self.aside.push(rank, event).map_err(|error| self.lose(rank, error))
     }
 
+    /// Keeps the error of a rank that was lost, which [`Links::event`] has returned, until [`Links::put_back`].
+    pub(crate) fn set_loss_aside(&mut self, rank: u32, error: Error) {
+        self.aside.push_loss(rank, error);
+    }
+
     /// Lets [`Links::event`] return first what was set aside.
     pub(crate) fn put_back(&mut self) {
         self.early.prepend(std::mem::take(&mut self.aside));
     }
 
-    /// Sends what was queued, and sets aside what arrives meanwhile.
+    /// Sends what was queued for `ranks`, and sets aside what arrives meanwhile.
     ///
     /// # Errors
-    /// [`Kind::TimedOut`] after `at_most`, with the rank that takes nothing; those of [`Links::event`] and
-    /// [`Links::set_aside`].
-    pub(crate) fn flush(&mut self, at_most: Duration) -> Result<()> {
+    /// [`Kind::TimedOut`] after `at_most`, with the rank that takes nothing; those of [`Links::serve`].
+    pub(crate) fn flush(&mut self, ranks: &[u32], at_most: Duration) -> Result<()> {
         let start = Instant::now();
-        while let Some(rank) = self.unsent() {
+        while let Some(rank) = self.unsent(ranks) {
             let left = at_most.saturating_sub(start.elapsed());
             if left.is_zero() {
                 let error = Error::new(Kind::TimedOut, "send to a rank").at("a rank that takes no messages");
                 return Err(error.with("rank", rank));
             }
-            if let Some((rank, event)) = self.event(left.min(PAUSE))? {
-                self.set_aside(rank, event)?;
-            }
+            self.serve(left.min(PAUSE))?;
         }
         Ok(())
     }
 
-    /// A rank for which something waits to be sent.
-    fn unsent(&self) -> Option<u32> {
-        self.links.iter().find(|(_, link)| link.awaited().1).map(|(rank, _)| *rank)
+    /// One of `ranks` for which something waits to be sent.
+    fn unsent(&self, ranks: &[u32]) -> Option<u32> {
+        let waits = |rank: &u32| self.links.get(rank).is_some_and(|link| link.awaited().1);
+        ranks.iter().copied().find(waits)
+    }
+
+    /// Sets aside what arrives for at most `at_most`, and which ranks are lost meanwhile.
+    ///
+    /// # Errors
+    /// Those of [`Links::event`] that have no rank.
+    pub(super) fn serve(&mut self, at_most: Duration) -> Result<()> {
+        let (rank, error) = match self.event(at_most) {
+            Ok(None) => return Ok(()),
+            Ok(Some((rank, event))) => match self.set_aside(rank, event) {
+                Ok(()) => return Ok(()),
+                Err(error) => (rank, error),
+            },
+            Err(error) => match error.number("rank").and_then(|rank| u32::try_from(rank).ok()) {
+                Some(rank) => (rank, error),
+                None => return Err(error),
+            },
+        };
+        self.set_loss_aside(rank, error);
+        Ok(())
     }
 
     /// The next event of any session, with its rank; `None` if there is none for `at_most`, or if all are over or lost.
@@ -309,8 +338,8 @@ impl Links {
     /// [`Links::lost`], its connection is closed, and later calls serve the others. [`Kind::OsRefused`] and
     /// [`Kind::OutOfMemory`] without a rank from waiting for all; no session is lost then.
     pub fn event(&mut self, at_most: Duration) -> Result<Option<(u32, Event<OwnedFd>)>> {
-        if let Some(event) = self.early.pop() {
-            return Ok(Some(event));
+        if let Some((rank, event)) = self.early.pop() {
+            return event.map(|event| Some((rank, event)));
         }
         let start = Instant::now();
         loop {

@@ -33,15 +33,20 @@
 //! arrived of it, at most [`FRAME_MAX`], and at most [`DESCRIPTORS_MAX`] descriptors wait for their frames. Frames to
 //! send take at most [`Limits::queue`] bytes. Messages that [`Links`] have to keep for later have a bound as well.
 //!
+//! **Ranks that end and come back.** A process that is started again meets its group as at the start, and the others
+//! take it in ([`Links::readmit`]).
+//!
 //! **What it does not do.** It starts no thread, and does not protect against the user's own
 //! processes: a socket's file mode does, and [`Link::new`] refuses other users' processes. It neither reads messages
 //! nor maps memory.
 
 mod frame;
 mod hello;
+mod joining;
 mod kept;
 mod link;
 mod links;
+mod rejoin;
 mod seat;
 mod session;
 

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 
 use super::hello::Hello;
 use crate::error::{Error, Kind, Result};
-use crate::os::io_text;
+use crate::os::{self, io_text};
 use crate::text::echo;
 
 /// The operation that errors of a meeting name.
@@ -30,11 +30,15 @@ pub(super) const OPERATION: &str = "meet the group's processes";
 /// A rank that this process has taken. Its file is removed with it.
 #[derive(Debug)]
 pub(super) struct Seat {
+    folder: PathBuf,
+    group: u64,
+    rank: u32,
     path: PathBuf,
     _lock: File,
 }
 
 /// A socket that others connect to. Its file is removed with it.
+#[derive(Debug)]
 pub(super) struct Listener {
     socket: UnixListener,
     path: PathBuf,
@@ -90,7 +94,8 @@ impl Seat {
             let held = lock.metadata().map_err(failed("lock the rank", &path))?;
             match fs::metadata(&path) {
                 Ok(named) if (named.dev(), named.ino()) == (held.dev(), held.ino()) => {
-                    return Ok(Seat { path, _lock: lock });
+                    let (folder, group, rank) = (folder.to_owned(), own.group, own.rank);
+                    return Ok(Seat { folder, group, rank, path, _lock: lock });
                 }
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -99,12 +104,12 @@ impl Seat {
         }
     }
 
-    /// Listens in `folder` for other ranks.
+    /// Listens in the folder for other ranks.
     ///
     /// # Errors
     /// [`Kind::Io`] for a folder that takes no socket.
-    pub fn listen(&self, folder: &Path, own: &Hello) -> Result<Listener> {
-        let path = named(folder, own.group, own.rank, "sock");
+    pub fn listen(&self) -> Result<Listener> {
+        let path = named(&self.folder, self.group, self.rank, "sock");
         match fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 return Err(failed("remove a socket that was left behind", &path)(error));
@@ -114,6 +119,27 @@ impl Seat {
         let socket = UnixListener::bind(&path).map_err(failed("listen", &path))?;
         socket.set_nonblocking(true).map_err(failed("listen", &path))?;
         Ok(Listener { socket, path })
+    }
+
+    /// A connection to another rank of the group, if it listens and has room for one. Never blocks: a rank that was
+    /// stopped takes no connections, and its queue may be full.
+    ///
+    /// # Errors
+    /// [`Kind::Io`] with the rank.
+    pub fn connected(&self, rank: u32) -> Result<Option<UnixStream>> {
+        let path = named(&self.folder, self.group, rank, "sock");
+        match os::connect(&path) {
+            Ok(socket) => Ok(Some(socket)),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::WouldBlock
+                ) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(failed("connect", &path)(error).with("rank", rank)),
+        }
     }
 }
 
@@ -125,15 +151,5 @@ impl Listener {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
             Err(error) => Err(failed("accept", &self.path)(error)),
         }
-    }
-}
-
-/// A connection to `rank` of a group in `folder`, if it listens.
-pub(super) fn connected(folder: &Path, group: u64, rank: u32) -> Result<Option<UnixStream>> {
-    let path = named(folder, group, rank, "sock");
-    match UnixStream::connect(&path) {
-        Ok(socket) => Ok(Some(socket)),
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => Ok(None),
-        Err(error) => Err(failed("connect", &path)(error).with("rank", rank)),
     }
 }

@@ -13,7 +13,8 @@
 //! [`Windows`] are the plan made real on one device: the memory, the addresses, the bytes that the engine fills
 //! ([`Windows::fill`], or [`Files`] for weights that are used as they are stored), the parts that ranks give each
 //! other ([`Windows::share`], over the sessions of [`crate::peer::Links`]), and the pull that brings a layer together
-//! ([`Windows::pull`]).
+//! ([`Windows::pull`]). A rank that died and was started again takes its place at the same addresses
+//! ([`Windows::reattach`]).
 //!
 //! A [`Ring`] orders the pulls against the engine's work: when the use of a layer ends, the pull of the next layer of
 //! its buffer begins.
@@ -27,6 +28,7 @@ mod files;
 mod fill;
 mod layer;
 mod plan;
+mod rejoin;
 mod ring;
 mod share;
 mod staging;

@@ -18,6 +18,9 @@
 //! it. What a rank says when it has given all its parts is kept for later, up to a bound
 //! ([`crate::peer`]).
 //!
+//! **A rank that is lost meanwhile** does not end the exchange with the others, which wait for this rank's parts in
+//! turn. Its error comes when they have theirs. When it has come back, the rest is between the two ([`super::rejoin`]).
+//!
 //! **Open files.** On the host device a process holds one file for each part that it took, for each part of its own,
 //! for each buffer, and for each session: with n ranks and l sharded layers about n x l + n. 16 ranks and 60 sharded
 //! layers come to about 980, near the usual limit of 1024 (`ulimit -n`). The CUDA device keeps no file of a part.
@@ -28,7 +31,7 @@ use std::time::{Duration, Instant};
 use super::fill::content;
 use super::plan::Source;
 use super::window::{Windows, refused};
-use crate::device::{Mapped, Stream};
+use crate::device::Stream;
 use crate::error::{Error, Kind, Result};
 use crate::os::Protection;
 use crate::peer::{Digest, Event, Links};
@@ -87,7 +90,8 @@ impl Windows {
     /// sessions of another group or plan; those of [`crate::device::Device::export`],
     /// [`crate::device::Device::import_backing`] and [`crate::device::Device::range`], with rank and layer;
     /// [`Kind::OsRefused`] where this process may open no further file; the error of a rank that the sessions have
-    /// lost. Layers whose parts are missing then cannot be pulled; the sessions with ranks that were not lost go on.
+    /// lost, of one that is lost meanwhile when the exchange with the others has ended. Layers whose parts are missing
+    /// then cannot be pulled; the sessions with ranks that were not lost go on.
     pub fn share(&mut self, links: &mut Links, stream: Stream, at_most: Duration) -> Result<()> {
         if self.shared {
             return Err(Error::new(Kind::InvalidState, OPERATION).at("parts that were shared before"));
@@ -108,34 +112,59 @@ impl Windows {
             return Err(error.clone());
         }
         self.shared = true;
-        let shared = self.exchange(links, &digests, at_most);
+        let others: Vec<u32> = (0..own.ranks).filter(|rank| *rank != own.rank).collect();
+        let shared = self.exchange(links, &others, &digests, at_most);
         links.put_back();
         shared
     }
 
-    /// Gives and takes all parts.
-    fn exchange(&mut self, links: &mut Links, digests: &[Digest], at_most: Duration) -> Result<()> {
-        let (own, sharded) = (*links.own(), self.sharded());
-        let ranks = (0..own.ranks).filter(|rank| *rank != own.rank);
-        let mut all: Vec<Progress> = ranks.map(|rank| Progress { rank, got: Vec::new() }).collect();
-        if let Some(first) = sharded.first() {
-            for Progress { rank, .. } in &all {
+    /// Gives `ranks` all parts and takes theirs. What other ranks say meanwhile is set aside, as is their loss.
+    pub(super) fn exchange(
+        &mut self,
+        links: &mut Links,
+        ranks: &[u32],
+        digests: &[Digest],
+        at_most: Duration,
+    ) -> Result<()> {
+        let (start, sharded) = (Instant::now(), self.sharded());
+        let mut all: Vec<Progress> =
+            ranks.iter().map(|rank| Progress { rank: *rank, got: Vec::new() }).collect();
+        let mut lost = None;
+        for rank in ranks {
+            links.attach(*rank);
+            if let Some(first) = sharded.first() {
                 self.give(links, *rank, *first, digests, 0)?;
             }
         }
-        let start = Instant::now();
         while let Some(waits) = all.iter().find(|one| one.got.len() < sharded.len()).map(|one| one.rank) {
             let left = at_most.saturating_sub(start.elapsed());
-            let Some((rank, event)) = links.event(left)? else {
-                return Err(Error::new(Kind::TimedOut, OPERATION)
-                    .at("a rank that gives no parts")
-                    .with("rank", waits));
+            let (rank, event) = match links.event(left) {
+                Ok(Some(event)) => event,
+                Ok(None) => {
+                    return Err(Error::new(Kind::TimedOut, OPERATION)
+                        .at("a rank that gives no parts")
+                        .with("rank", waits));
+                }
+                Err(error) => {
+                    let Some(rank) = error.number("rank").and_then(|rank| u32::try_from(rank).ok()) else {
+                        return Err(error);
+                    };
+                    all.retain(|one| one.rank != rank);
+                    match lost {
+                        None if ranks.contains(&rank) => lost = Some(error),
+                        _ => links.set_loss_aside(rank, error),
+                    }
+                    continue;
+                }
             };
-            let Some(progress) = all.iter_mut().find(|one| one.rank == rank) else { continue };
-            let next = progress.got.len();
-            let Some(ordinal) = sharded.get(next) else {
-                // It has given all, and says something else already.
-                links.set_aside(rank, event)?;
+            let progress = all.iter_mut().find(|one| one.rank == rank);
+            let next = progress.as_ref().and_then(|it| Some((it.got.len(), sharded.get(it.got.len())?)));
+            let (Some(progress), Some((next, ordinal))) = (progress, next) else {
+                // It has given all, or is not asked, and says something else already.
+                match links.set_aside(rank, event) {
+                    Err(error) if !ranks.contains(&rank) => links.set_loss_aside(rank, error),
+                    kept => kept?,
+                }
                 continue;
             };
             let Event::Message { bytes, descriptor } = event else {
@@ -148,7 +177,8 @@ impl Windows {
                 None => compare(links, progress)?,
             }
         }
-        links.flush(at_most.saturating_sub(start.elapsed()))
+        links.flush(ranks, at_most.saturating_sub(start.elapsed()))?;
+        lost.map_or(Ok(()), Err)
     }
 
     /// Queues this rank's part of a layer for another rank.
@@ -192,23 +222,19 @@ impl Windows {
         if part.bytes != planned || descriptor.is_some() != (planned > 0) {
             return Err(wrong("a part of another size").with("bytes", part.bytes).with("planned", planned));
         }
-        let named = |error: Error| error.with("rank", rank).with("layer", layer as u64);
-        let slice = match descriptor {
-            None => None,
-            Some(descriptor) => {
-                let backing =
-                    self.device.import_backing(descriptor, planned, Protection::Read).map_err(named)?;
-                let mapped = Mapped { backing, offset: 0, bytes: planned };
-                match self.device.range(&[mapped], Protection::Read) {
-                    Ok(slice) => Some(slice),
-                    Err(error) => return self.device.give_back(backing).and(Err(named(error))),
-                }
-            }
-        };
+        let known = self.windows.get(ordinal).and_then(|window| window.digests.get(rank as usize).copied());
+        if known.flatten().is_some_and(|known| known != part.digest) {
+            return Err(refused(Kind::Corrupt, layer, "another part than the rank gave before")
+                .with("rank", rank)
+                .hint("start a rank again with the weights that it had"));
+        }
+        if let Some(descriptor) = descriptor {
+            let named = |error: Error| error.with("rank", rank).with("layer", layer as u64);
+            self.map_part(ordinal, rank, descriptor, planned).map_err(named)?;
+        }
         if let Some(window) = self.windows.get_mut(ordinal) {
-            let at = rank as usize;
-            window.parts.iter_mut().skip(at).take(1).for_each(|part| *part = slice);
-            window.digests.iter_mut().skip(at).take(1).for_each(|digest| *digest = Some(part.digest));
+            let digests = window.digests.iter_mut().skip(rank as usize).take(1);
+            digests.for_each(|digest| *digest = Some(part.digest));
         }
         self.connect(ordinal)?;
         Ok(part.digest)

@@ -98,6 +98,8 @@ pub(super) struct Window {
     pub filled: Vec<bool>,
     /// By rank: its part, to be read.
     pub parts: Vec<Option<Slice>>,
+    /// By rank: the memory of its part.
+    pub imported: Vec<Option<Mapped>>,
     /// By rank: what its part is, as it says.
     pub digests: Vec<Option<Digest>>,
     /// Why the window and its pulled pages may show different memory.
@@ -512,7 +514,7 @@ impl Windows {
     }
 
     /// Keeps the error after which it is not known what a layer's addresses show.
-    fn broken(&mut self, ordinal: usize, error: Error) -> Error {
+    pub(super) fn broken(&mut self, ordinal: usize, error: Error) -> Error {
         if let Some(window) = self.windows.get_mut(ordinal) {
             window.failure = Some(error.clone());
         }
@@ -553,8 +555,8 @@ impl Window {
         }
         let ranks = plan.group().ranks as usize;
         let filled = vec![false; layer.layout.tensors().len()];
-        let (parts, digests) = (vec![None; ranks], vec![None; ranks]);
-        Ok(Window { range, stored, pulled, filled, parts, digests, failure: None })
+        let (parts, imported, digests) = (vec![None; ranks], vec![None; ranks], vec![None; ranks]);
+        Ok(Window { range, stored, pulled, filled, parts, imported, digests, failure: None })
     }
 }
 

@@ -317,3 +317,59 @@ fn a_refused_change_holds_no_handle() {
         }
     }
 }
+
+/// A graph holds the addresses of other ranks' parts too: it goes on being right when a rank's new process has come
+/// back, and what the driver held of the old one is given back.
+#[test]
+fn a_captured_pull_stays_right_when_a_rank_comes_back() {
+    for driver_version in [12_080, 13_000] {
+        let options = Options { granule: 64 << 10, driver_version, seed: Some(6), ..usual() };
+        let Some(standin) = own(options, "has small pages") else { return };
+        let (folder, faults): (Folder, Arc<dyn Faults>) = (Folder::new(), Arc::new(NoFaults));
+        let start = |own: u32| {
+            let device = device(standin.library());
+            let grain = device.granularity();
+            let plan = Plan::new(
+                &layers(&vec![vec![4 * grain]; 4]),
+                Group { id: 0, rank: own, ranks: 2 },
+                &sharding(grain),
+            );
+            let mut rank = Rank::new(&device, plan.unwrap(), Pulls { copy: grain }, &faults).unwrap();
+            rank.fill().unwrap();
+            let links = rank.share(&folder.0, patient(), &faults).unwrap();
+            (rank, links)
+        };
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| start(1));
+            let (mut rank, mut links) = start(0);
+            let first = first.join().unwrap();
+            let memory = || {
+                let now = standin.held_resources();
+                (now.handles, now.reservations, now.mappings)
+            };
+            let (device, stream, held) = (Arc::clone(&rank.device), rank.stream, memory());
+            device.capture(stream).unwrap();
+            rank.windows.pull(0, stream).unwrap();
+            rank.windows.pull(1, stream).unwrap();
+            let graph = device.captured(stream).unwrap();
+            let launch = |rank: &Rank| {
+                [2, 3].iter().for_each(|layer| rank.pull(*layer));
+                device.launch(graph, stream).unwrap();
+                rank.wait().unwrap();
+                assert!(rank.is_whole(0) && rank.is_whole(1));
+            };
+            launch(&rank);
+            drop(first);
+            assert_eq!(links.event(Duration::from_secs(60)).unwrap_err().kind(), Kind::PeerLost);
+            launch(&rank);
+            let second = scope.spawn(|| start(1));
+            assert_eq!(links.readmit(Duration::from_secs(60)), Ok(Some(1)));
+            rank.windows.reattach(1, &mut links, Duration::from_secs(60)).unwrap();
+            let second = second.join().unwrap();
+            launch(&rank);
+            device.release(graph).unwrap();
+            assert_eq!(memory(), held);
+            drop(second);
+        });
+    }
+}

@@ -17,17 +17,17 @@ use forebay::{Error, Kind};
 use crate::frames::{self, OWN, frame};
 
 /// How long an answer may take. Far longer than any does: it ends a test that hangs, and decides nothing else.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
-fn patient() -> Limits {
+pub fn patient() -> Limits {
     Limits { hello: PATIENCE, lost: PATIENCE, ..Limits::default() }
 }
 
-fn no_faults() -> Arc<dyn Faults> {
+pub fn no_faults() -> Arc<dyn Faults> {
     Arc::new(NoFaults)
 }
 
-fn hello(rank: u32, ranks: u32) -> Hello {
+pub fn hello(rank: u32, ranks: u32) -> Hello {
     Hello { rank, ranks, ..OWN }
 }
 
@@ -37,16 +37,16 @@ fn hello_of(rank: u32) -> Vec<u8> {
 }
 
 /// A folder that is removed with its owner.
-struct Folder(PathBuf);
+pub struct Folder(pub PathBuf);
 
 impl Folder {
-    fn new(name: &str) -> Folder {
+    pub fn new(name: &str) -> Folder {
         let path = std::env::temp_dir().join(format!("forebay-links-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         Folder(path)
     }
 
-    fn meet(&self, own: Hello, hello: Duration) -> Result<Links, Error> {
+    pub fn meet(&self, own: Hello, hello: Duration) -> Result<Links, Error> {
         Links::meet(&self.0, own, Limits { hello, ..patient() }, no_faults())
     }
 }
@@ -58,7 +58,7 @@ impl Drop for Folder {
 }
 
 /// For each of so many ranks its sockets to all others.
-fn mesh(ranks: usize) -> Vec<Vec<UnixStream>> {
+pub fn mesh(ranks: usize) -> Vec<Vec<UnixStream>> {
     let mut all: Vec<Vec<UnixStream>> = (0..ranks).map(|_| Vec::new()).collect();
     for one in 0..ranks {
         for other in 0..one {

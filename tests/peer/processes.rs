@@ -6,6 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use forebay::os::{self, Map, NoFaults, Protection, Request};
@@ -103,7 +104,10 @@ struct Other {
 
 impl Other {
     fn start(name: &str, role: Role) -> Other {
-        let path = std::env::temp_dir().join(format!("forebay-peer-{}-{role:?}", std::process::id()));
+        // Tests run at the same time, each with a socket of its own.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("forebay-peer-{}-{next}", std::process::id()));
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).unwrap();
         let child = Command::new(std::env::current_exe().unwrap())

@@ -28,6 +28,8 @@ pub struct Faulty {
     copies_left: AtomicU64,
     /// What becomes of the next remaps; all others pass.
     remaps: Mutex<VecDeque<Option<Kind>>>,
+    /// Whether remaps are left out: a caller that forgot them.
+    leaves_out: AtomicBool,
     /// Whether memory that is given back is refused.
     keeps: AtomicBool,
     backings: Mutex<Vec<Backing>>,
@@ -44,6 +46,7 @@ impl Faulty {
             forgets: AtomicBool::new(false),
             copies_left: AtomicU64::new(u64::MAX),
             remaps: Mutex::default(),
+            leaves_out: AtomicBool::new(false),
             keeps: AtomicBool::new(false),
             backings: Mutex::default(),
             ranges: Mutex::default(),
@@ -62,6 +65,11 @@ impl Faulty {
     /// Decides the next remaps.
     pub fn remaps(&self, outcomes: &[Option<Kind>]) {
         *self.remaps.lock().unwrap() = outcomes.iter().copied().collect();
+    }
+
+    /// Leaves remaps out, or no longer.
+    pub fn leave_out_remaps(&self, leaves_out: bool) {
+        self.leaves_out.store(leaves_out, Ordering::Relaxed);
     }
 
     /// Refuses to take memory back, or no longer.
@@ -161,6 +169,9 @@ impl Device for Faulty {
     fn remap(&self, part: Slice, pieces: &[Mapped]) -> Result<()> {
         if let Some(Some(kind)) = self.remaps.lock().unwrap().pop_front() {
             return Err(Error::new(kind, "remap").at("refused by the test"));
+        }
+        if self.leaves_out.load(Ordering::Relaxed) {
+            return Ok(());
         }
         self.device.remap(part, pieces)?;
         let mut ranges = self.ranges.lock().unwrap();

@@ -34,13 +34,13 @@ enum Death {
 
 const DEATHS: [Death; 5] = [Death::Never, Death::Fill, Death::Hello, Death::Export, Death::Pull];
 
-fn die() {
+pub fn die() {
     raise(Signal::SIGKILL).unwrap();
 }
 
 /// Kills the process at a send to another.
 #[derive(Debug)]
-struct DiesAtSend(AtomicU32);
+pub struct DiesAtSend(pub AtomicU32);
 
 impl Faults for DiesAtSend {
     fn before(&self, call: Call) -> Option<i32> {
@@ -51,7 +51,7 @@ impl Faults for DiesAtSend {
     }
 }
 
-fn plan(group: Group, count: u64) -> Plan {
+pub fn plan(group: Group, count: u64) -> Plan {
     let bytes: Vec<Vec<u64>> = (0..count).map(|layer| vec![7 * grain() + 100 * layer, 4 * grain()]).collect();
     Plan::new(&layers(&bytes), group, &sharding(grain())).unwrap()
 }
@@ -137,7 +137,7 @@ fn agreed(links: &mut Links, heard: Vec<u32>) -> Result<()> {
 }
 
 /// The ranks from which so many messages have come.
-fn messages(links: &mut Links, count: usize, mut heard: Vec<u32>) -> Result<Vec<u32>> {
+pub fn messages(links: &mut Links, count: usize, mut heard: Vec<u32>) -> Result<Vec<u32>> {
     while heard.len() < count {
         match links.event(PATIENCE)? {
             Some((rank, Event::Message { .. })) => heard.push(rank),
@@ -150,7 +150,7 @@ fn messages(links: &mut Links, count: usize, mut heard: Vec<u32>) -> Result<Vec<
 }
 
 /// Says the end to all others and waits for theirs, so that no rank takes another's end for its death.
-fn end(links: &mut Links) -> Result<()> {
+pub fn end(links: &mut Links) -> Result<()> {
     links.end()?;
     while !links.is_over() {
         links.event(Duration::from_millis(100))?;
@@ -188,7 +188,7 @@ fn is_child() -> bool {
 }
 
 /// The ranks of a group as processes, which are gone when the test is.
-struct Processes(Vec<Child>);
+pub struct Processes(pub Vec<Child>);
 
 impl Drop for Processes {
     fn drop(&mut self) {

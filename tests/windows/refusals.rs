@@ -29,6 +29,32 @@ fn plan(rank: u32, ranks: u32) -> Plan {
     Plan::new(&layers(&bytes), Group { id: 0, rank, ranks }, &sharding(grain())).unwrap()
 }
 
+/// A system that has no room for the memory that is to be filled, as for a file that may not be so long: an error says
+/// so, no signal ends the process, and nothing is held. In a process with a limit of its own.
+#[test]
+fn memory_that_finds_no_room_is_an_error_and_holds_nothing() {
+    const NAME: &str = "refusals::memory_that_finds_no_room_is_an_error_and_holds_nothing";
+    if std::env::var_os(CHILD).is_none() {
+        // In units of 512 or 1024 bytes: too little for the parts, and enough for one page.
+        let script = "ulimit -f 16 && exec \"$0\" --exact --nocapture \"$@\"";
+        let mut child = Command::new("sh");
+        child.args(["-c", script]).arg(std::env::current_exe().unwrap()).arg(NAME).env(CHILD, "1");
+        let run = child.output().unwrap();
+        let said = String::from_utf8_lossy(&run.stdout);
+        assert!(run.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    let counted = Faulty::new(HostDevice::new(HostOptions::default()), false);
+    let device: Arc<dyn Device> = counted.clone();
+    let before = descriptors();
+    let bytes = [vec![64 * grain()], vec![64 * grain()]];
+    let plan = Plan::new(&layers(&bytes), Group { id: 0, rank: 0, ranks: 2 }, &sharding(grain())).unwrap();
+    let error = forebay::weights::Windows::new(&device, plan, Pulls::default(), &no_faults()).unwrap_err();
+    assert_eq!((error.kind(), error.place()), (Kind::OsRefused, "ftruncate: File too large"), "{error}");
+    assert_eq!((counted.backings(), descriptors()), (0, before));
+    device.backing(grain()).unwrap();
+}
+
 /// Rank 0 on a device, filled and with its digests.
 fn prepared(device: &Arc<dyn Device>, faults: &Arc<dyn Faults>) -> Result<Rank> {
     let mut rank = Rank::new(device, plan(0, 2), Pulls::default(), faults)?;
@@ -57,7 +83,7 @@ fn shared(rank: &mut Rank, folder: &Path, faults: &Arc<dyn Faults>) -> Result<()
 }
 
 /// Open descriptors.
-fn descriptors() -> usize {
+pub fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
@@ -172,11 +198,11 @@ fn a_refused_change_leaves_the_layer_as_it_was() {
 
 /// Refuses one call of those that follow [`Nth::aim`].
 #[derive(Debug, Default)]
-struct Nth(std::sync::Mutex<Option<(u64, bool)>>);
+pub struct Nth(std::sync::Mutex<Option<(u64, bool)>>);
 
 impl Nth {
     /// Aims at the n-th call from now on. Returns whether the last aim was reached.
-    fn aim(&self, n: Option<u64>) -> bool {
+    pub fn aim(&self, n: Option<u64>) -> bool {
         let mut aim = self.0.lock().unwrap();
         std::mem::replace(&mut *aim, n.map(|n| (n, false))).is_some_and(|(_, reached)| reached)
     }
@@ -196,12 +222,12 @@ impl Faults for Nth {
 }
 
 /// A part as it is said on the wire (`weights/share.rs` has the format).
-fn part(layer: u32, bytes: u64, digest: [u8; 32]) -> Vec<u8> {
+pub fn part(layer: u32, bytes: u64, digest: [u8; 32]) -> Vec<u8> {
     [&1_u32.to_le_bytes()[..], &layer.to_le_bytes(), &bytes.to_le_bytes(), &digest].concat()
 }
 
 /// Memory of so many bytes that others may read.
-fn given(bytes: u64, value: u8) -> OwnedFd {
+pub fn given(bytes: u64, value: u8) -> OwnedFd {
     let request = Request { bytes, huge: false, populate: false, lock: false, node: None, shared: true };
     let map = Map::new(&request, &NoFaults).unwrap().0;
     map.fill(0, bytes, value).unwrap();

@@ -50,6 +50,7 @@ mod budget;
 mod launch;
 mod options;
 mod pull;
+mod rejoin;
 mod resident;
 
 pub use options::{RingOptions, Wrap};
@@ -538,8 +539,9 @@ impl<P: Pull> Ring<P> {
     }
 
     /// Notes that a rank has ended: no pull of a layer that is not resident reads its memory from now on, although it
-    /// could. [`Ring::make_resident`] does, and so does a graph that was captured before, for layers that were made
-    /// resident: the memory stays mapped, and nothing writes it any more.
+    /// could, until the rank has come back ([`Ring::reattach`]). [`Ring::make_resident`] does, and so does a graph that
+    /// was captured before, for layers that were made resident: the memory stays mapped, and nothing writes it any
+    /// more.
     pub fn lost(&mut self, rank: u32) {
         if !self.lost.contains(&rank) {
             self.lost.push(rank);

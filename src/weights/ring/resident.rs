@@ -2,18 +2,18 @@
 
 use super::Ring;
 use crate::device::Stream;
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::weights::window::Windows;
 
 impl Ring<Windows> {
     /// Waits until all pulls that were enqueued have run. At the border alone.
-    fn drain(&mut self, layer: usize) -> Result<()> {
+    pub(super) fn drain(&self, busy: impl FnOnce(&'static str) -> Error) -> Result<()> {
         if let Some(open) = self.open {
             let what = match open.captured {
                 Some(true) => "it cannot be remapped while a step is captured",
                 _ => "it cannot be remapped while a step is open",
             };
-            return Err(self.misused(Kind::Busy, layer, what).hint("end or abandon the step"));
+            return Err(busy(what).hint("end or abandon the step"));
         }
         for buffer in &self.buffers {
             self.device.record(buffer.paced, buffer.stream)?;
@@ -37,7 +37,7 @@ impl Ring<Windows> {
     /// # Errors
     /// [`Kind::Busy`] while a step is open or captured; those of [`Windows::make_resident`].
     pub fn make_resident(&mut self, layer: usize, stream: Stream) -> Result<()> {
-        self.drain(layer)?;
+        self.drain(|what| self.misused(Kind::Busy, layer, what))?;
         let result = self.pulls.make_resident(layer, stream);
         self.changed(layer);
         result
@@ -48,7 +48,7 @@ impl Ring<Windows> {
     /// # Errors
     /// [`Kind::Busy`] while a step is open or captured; those of [`Windows::make_sharded`].
     pub fn make_sharded(&mut self, layer: usize) -> Result<()> {
-        self.drain(layer)?;
+        self.drain(|what| self.misused(Kind::Busy, layer, what))?;
         let result = self.pulls.make_sharded(layer);
         // Its last pull went to its own memory; also where giving that back was refused.
         self.changed(layer);
