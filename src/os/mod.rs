@@ -42,6 +42,7 @@ mod region;
 mod socket;
 #[cfg(test)]
 mod tests;
+mod words;
 
 pub use append::Appender;
 pub use bind::nodes;
@@ -60,3 +61,4 @@ pub use refusal::io_text;
 pub(crate) use region::move_bytes;
 pub use region::{Protection, Region};
 pub use socket::{Credentials, Received, credentials, receive, send, user, wait};
+pub(crate) use words::Words;

@@ -263,11 +263,12 @@ impl Links {
         self.links.values().all(Link::is_over)
     }
 
-    /// Keeps an event that [`Links::event`] has returned, until [`Links::put_back`].
+    /// Keeps an event that [`Links::event`] has returned and that a later call of this library takes, such as
+    /// `weights::Update::share`. It has a bound, in bytes and descriptors of each rank.
     ///
     /// # Errors
     /// [`Kind::Exhausted`] for a rank of which too much is kept; it is lost then.
-    pub(crate) fn set_aside(&mut self, rank: u32, event: Event<OwnedFd>) -> Result<()> {
+    pub fn set_aside(&mut self, rank: u32, event: Event<OwnedFd>) -> Result<()> {
         self.aside.push(rank, event).map_err(|error| self.lose(rank, error))
     }
 

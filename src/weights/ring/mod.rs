@@ -50,6 +50,7 @@ mod launch;
 mod options;
 mod pull;
 mod resident;
+mod update;
 
 pub use options::{RingOptions, Wrap};
 pub use pull::Pull;

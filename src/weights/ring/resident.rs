@@ -1,19 +1,21 @@
 //! Layers that become resident, or sharded again, between two steps of a ring.
 
-use super::Ring;
+use super::{Ring, wrong};
 use crate::device::Stream;
 use crate::error::{Kind, Result};
 use crate::weights::window::{Windows, refused};
 
 impl Ring<Windows> {
-    /// Waits until all pulls that were enqueued have run. At the border alone.
-    fn drain(&mut self, layer: usize) -> Result<()> {
+    /// Waits until all pulls that were enqueued have run, before one layer is remapped, or several. At the border
+    /// alone.
+    pub(super) fn drain(&mut self, layer: Option<usize>) -> Result<()> {
         if let Some(open) = self.open {
             let what = match open.captured {
                 Some(true) => "it cannot be remapped while a step is captured",
                 _ => "it cannot be remapped while a step is open",
             };
-            return Err(refused(Kind::Busy, layer, what).hint("end or abandon the step"));
+            let error = layer.map_or_else(|| wrong(Kind::Busy, what), |it| refused(Kind::Busy, it, what));
+            return Err(error.hint("end or abandon the step"));
         }
         for buffer in &self.buffers {
             self.device.record(buffer.paced, buffer.stream)?;
@@ -37,7 +39,7 @@ impl Ring<Windows> {
     /// # Errors
     /// [`Kind::Busy`] while a step is open or captured; those of [`Windows::make_resident`].
     pub fn make_resident(&mut self, layer: usize, stream: Stream) -> Result<()> {
-        self.drain(layer)?;
+        self.drain(Some(layer))?;
         let result = self.pulls.make_resident(layer, stream);
         self.changed(layer);
         result
@@ -48,7 +50,7 @@ impl Ring<Windows> {
     /// # Errors
     /// [`Kind::Busy`] while a step is open or captured; those of [`Windows::make_sharded`].
     pub fn make_sharded(&mut self, layer: usize) -> Result<()> {
-        self.drain(layer)?;
+        self.drain(Some(layer))?;
         let result = self.pulls.make_sharded(layer);
         // Its last pull went to its own memory; also where giving that back was refused.
         self.changed(layer);

@@ -1,0 +1,198 @@
+//! The exchange of parts between the ranks of a group: what each gives to all others, and takes from them, in one
+//! order.
+//!
+//! Both sides of a session send one message at a time, and the next one only when the other side's last has arrived. So
+//! at most one descriptor is on its way in each direction: the system limits those of a user, and the session those
+//! that wait. A message has 48 bytes, of an update 52; numbers are little-endian.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0 to 3 | 1: a part; 16: an update begins; 17: a part of a new version; 18: the rank has given up |
+//! | 4 to 7 | layer of the model; 0 in 16 and 18 |
+//! | 8 to 15 | bytes of the part, in whole granules, 0 if the rank owns none of it; in 16 and 18 how many layers |
+//! | 16 to 47 | BLAKE3 of what was filled ([`super::fill`]); in 16 and 18 of the layers of the update |
+//! | 48 to 51 | the version of an update |
+//!
+//! **The other ranks are not trusted** with sizes and orders: each is computed from the plan, and a message that says
+//! otherwise is an error that names rank and layer. What a rank says when it has given all its parts is kept for later,
+//! up to a bound ([`crate::peer`]).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use super::plan::{LayerPlan, Plan};
+use super::window::refused;
+use crate::error::{Error, Kind, Result};
+use crate::peer::{Digest, Event, Links};
+
+/// The operation that errors of an exchange name.
+pub(super) const OPERATION: &str = "share weights";
+pub(super) const PART: u32 = 1;
+const BYTES: usize = 48;
+
+/// What a rank says of one part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// What the message is.
+    pub kind: u32,
+    pub layer: u32,
+    pub bytes: u64,
+    pub digest: Digest,
+}
+
+impl Part {
+    pub fn encode(&self) -> [u8; BYTES] {
+        let mut bytes = [0; BYTES];
+        let parts: [&[u8]; 4] =
+            [&self.kind.to_le_bytes(), &self.layer.to_le_bytes(), &self.bytes.to_le_bytes(), &self.digest];
+        for (to, from) in bytes.iter_mut().zip(parts.into_iter().flatten()) {
+            *to = *from;
+        }
+        bytes
+    }
+
+    /// The part, if it is of this kind.
+    pub fn decode(bytes: &[u8], kind: u32) -> Option<Part> {
+        let bytes: &[u8; BYTES] = bytes.try_into().ok()?;
+        let (own, rest) = bytes.split_first_chunk()?;
+        let (layer, rest) = rest.split_first_chunk()?;
+        let (length, rest) = rest.split_first_chunk()?;
+        let digest = *rest.first_chunk()?;
+        let (layer, bytes) = (u32::from_le_bytes(*layer), u64::from_le_bytes(*length));
+        (u32::from_le_bytes(*own) == kind).then_some(Part { kind, layer, bytes, digest })
+    }
+
+    /// The part that `rank` gives of a layer, and its bytes by the plan.
+    ///
+    /// # Errors
+    /// [`Kind::BadFormat`] with rank and layer for anything but that part.
+    pub fn of(
+        plan: &Plan,
+        layer: &LayerPlan,
+        (rank, kind): (u32, u32),
+        bytes: &[u8],
+        descriptor: Option<impl AsFd>,
+    ) -> Result<(Part, u64)> {
+        let pages = layer.cut.part(rank);
+        let planned = (pages.end - pages.start) * plan.grain();
+        let wrong = |what| refused(Kind::BadFormat, layer.layer, what).with("rank", rank);
+        let part = Part::decode(bytes, kind).ok_or_else(|| wrong("a message that is no part"))?;
+        if part.layer as usize != layer.layer {
+            return Err(wrong("the part of another layer").with("given", part.layer));
+        }
+        if part.bytes != planned || descriptor.is_some() != (planned > 0) {
+            return Err(wrong("a part of another size").with("bytes", part.bytes).with("planned", planned));
+        }
+        Ok((part, planned))
+    }
+}
+
+/// What becomes of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heed {
+    /// It is one of the exchange.
+    Take,
+    /// It is for another call.
+    Keep,
+    /// It is of an exchange that failed before.
+    Drop,
+    /// It is of a later exchange, which it is kept for; this one has failed at the other rank.
+    Later,
+}
+
+/// What one rank gives and takes.
+pub(super) trait Parts {
+    /// Messages that each rank sends to each other one.
+    fn count(&self) -> usize;
+
+    /// What becomes of a message of a rank that has not given all.
+    fn heed(&self, _bytes: &[u8]) -> Heed {
+        Heed::Take
+    }
+
+    /// Queues message `index` for another rank.
+    fn give(&self, links: &mut Links, rank: u32, index: usize) -> Result<()>;
+
+    /// Takes message `index` of another rank.
+    fn take(&mut self, rank: u32, index: usize, bytes: &[u8], descriptor: Option<OwnedFd>) -> Result<()>;
+
+    /// All messages of a rank have come.
+    fn taken(&self, _links: &Links, _rank: u32) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Gives and takes all parts, within `at_most`. What the other ranks say beside it is set aside.
+///
+/// # Errors
+/// [`Kind::TimedOut`] and [`Kind::PeerLost`] with the rank; those of the parts and of [`Links::event`].
+pub(super) fn exchange(parts: &mut impl Parts, links: &mut Links, at_most: Duration) -> Result<()> {
+    let (own, count) = (*links.own(), parts.count());
+    let ranks = (0..own.ranks).filter(|rank| *rank != own.rank);
+    // By rank: how many of its messages have come.
+    let mut all: Vec<(u32, usize)> = ranks.map(|rank| (rank, 0)).collect();
+    if count > 0 {
+        all.iter().try_for_each(|(rank, _)| parts.give(links, *rank, 0))?;
+    }
+    let start = Instant::now();
+    while let Some(waits) = all.iter().find(|(_, got)| *got < count).map(|(rank, _)| *rank) {
+        let left = at_most.saturating_sub(start.elapsed());
+        let Some((rank, event)) = links.event(left)? else {
+            return Err(Error::new(Kind::TimedOut, OPERATION)
+                .at("a rank that gives no parts")
+                .with("rank", waits));
+        };
+        let Some((_, got)) = all.iter_mut().find(|(one, _)| *one == rank) else { continue };
+        let heed = match &event {
+            // It has given all, and says something else already.
+            _ if *got == count => Heed::Keep,
+            Event::Message { bytes, .. } => parts.heed(bytes),
+            _ => Heed::Take,
+        };
+        match heed {
+            Heed::Take => {}
+            Heed::Drop => continue,
+            Heed::Keep => {
+                links.set_aside(rank, event)?;
+                continue;
+            }
+            Heed::Later => {
+                links.set_aside(rank, event)?;
+                return Err(Error::new(Kind::InvalidConfig, OPERATION)
+                    .at("a rank that updates to a later version")
+                    .with("rank", rank)
+                    .hint("begin an update with the same version and layers on all ranks"));
+            }
+        }
+        let Event::Message { bytes, descriptor } = event else {
+            let error = Error::new(Kind::PeerLost, OPERATION).at("a rank that ended");
+            return Err(error.with("rank", rank));
+        };
+        parts.take(rank, *got, &bytes, descriptor)?;
+        *got += 1;
+        match *got < count {
+            true => parts.give(links, rank, *got)?,
+            false => parts.taken(links, rank)?,
+        }
+    }
+    links.flush(at_most.saturating_sub(start.elapsed()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_reads_as_it_was_written_and_nothing_else_is_one() {
+        let part = Part { kind: PART, layer: 60, bytes: 0x0102_0304_0506, digest: [9; 32] };
+        let bytes = part.encode();
+        assert_eq!(bytes[..16], [1, 0, 0, 0, 60, 0, 0, 0, 6, 5, 4, 3, 2, 1, 0, 0]);
+        assert_eq!((bytes[16..].to_vec(), Part::decode(&bytes, PART)), (vec![9; 32], Some(part)));
+        for length in 0..BYTES {
+            assert_eq!(Part::decode(&bytes[..length], PART), None);
+        }
+        assert_eq!(Part::decode(&[&bytes[..], &[0]].concat(), PART), None);
+        assert_eq!(Part::decode(&[&[2][..], &bytes[1..]].concat(), PART), None);
+        assert_eq!(Part::decode(&bytes, 17), None);
+    }
+}
