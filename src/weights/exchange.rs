@@ -28,7 +28,8 @@ use crate::peer::{Digest, Event, Links};
 /// The operation that errors of an exchange name.
 pub(super) const OPERATION: &str = "share weights";
 pub(super) const PART: u32 = 1;
-const BYTES: usize = 48;
+/// Bytes of a part's message.
+pub(super) const BYTES: usize = 48;
 
 /// What a rank says of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,17 +1,21 @@
 //! Each call of the system refused in turn while a rank updates, and each mapping of a flip: the ranks have one
 //! version, or one of them says which layer it cannot use; no use shows anything else, and no memory is lost.
 
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::os::{Call, Faults};
-use forebay::weights::Outcome;
+use forebay::os::{Call, Faults, Map, NoFaults, Protection, Request};
+use forebay::peer::Event;
+use forebay::weights::{Outcome, Place};
 use forebay::{Kind, Result};
 
-use crate::windows::Folder;
-use crate::{Engine, Faulty, counted, group, no_faults};
+use crate::windows::{Folder, PATIENCE};
+use crate::{Engine, Faulty, counted, grain, group, no_faults};
 
 /// Refuses one call of those that follow [`Nth::aim`].
 #[derive(Debug, Default)]
@@ -185,4 +189,117 @@ fn a_flip_that_is_refused_half_way_shows_no_mixture() {
             }
         }
     }
+}
+
+/// What the first rank gets from one that has shared as any other, and then says of a new version what `says` makes of
+/// the first rank's own first message.
+fn told(says: impl Fn(&mut Engine, Vec<u8>, OwnedFd) + Sync, work: impl Fn(&mut Engine) + Sync) {
+    group(&counted(2), |engine, _| {
+        if engine.own() == 0 {
+            return work(engine);
+        }
+        let (_, event) = engine.links.event(PATIENCE).unwrap().unwrap();
+        let Event::Message { bytes, descriptor: Some(words) } = event else { panic!("{event:?}") };
+        says(engine, bytes, words);
+    });
+}
+
+/// Memory of so many bytes that others may read.
+fn given(bytes: u64) -> OwnedFd {
+    let request = Request { bytes, huge: false, populate: false, lock: false, node: None, shared: true };
+    Map::new(&request, &NoFaults).unwrap().0.export(Protection::Read, &NoFaults).unwrap()
+}
+
+/// A part of version 1 as it is said on the wire (`weights/exchange.rs` has the format), of the digest 0.
+fn part(layer: usize, bytes: u64) -> Vec<u8> {
+    let layer = layer as u32;
+    let (digest, version) = ([0; 32], 1_u32.to_le_bytes());
+    [&17_u32.to_le_bytes()[..], &layer.to_le_bytes(), &bytes.to_le_bytes(), &digest, &version].concat()
+}
+
+/// The first layer that the plan shards, and the bytes of the second rank's part.
+fn first(engine: &Engine) -> (usize, u64) {
+    let found = engine.plan.layers().iter().find(|layer| layer.place != Place::Resident).unwrap();
+    let pages = found.cut.part(1);
+    (found.layer, (pages.end - pages.start) * grain())
+}
+
+/// Whether the other rank's word of its new parts is refused, and how.
+#[test]
+fn a_rank_that_says_other_things_is_named_and_the_old_version_stays() {
+    for case in 0..5 {
+        let says = |engine: &mut Engine, mut begins: Vec<u8>, _: OwnedFd| {
+            let (layer, bytes) = first(engine);
+            let (begins, then) = match case {
+                0 => {
+                    begins[20] ^= 1;
+                    (begins, None)
+                }
+                1 => (b"\x10\0\0\0".to_vec(), None),
+                2 => (begins, Some((part(layer + 1, bytes), Some(given(bytes))))),
+                3 => (begins, Some((part(layer, bytes), None))),
+                _ => (begins, Some((part(layer, bytes), Some(given(bytes + grain()))))),
+            };
+            engine.links.send(0, &begins, None).unwrap();
+            if let Some((message, descriptor)) = then {
+                engine.links.send(0, &message, descriptor).unwrap();
+            }
+            // Its last word comes.
+            while let Some((_, event)) = engine.links.event(PATIENCE).unwrap() {
+                if matches!(event, Event::Message { bytes, .. } if bytes[0] == 18) {
+                    break;
+                }
+            }
+        };
+        told(says, |engine| {
+            let all = engine.layers();
+            let mut update = engine.filled(1, &all).unwrap();
+            let error = engine.share(&mut update).unwrap_err();
+            let kind = if case == 0 { Kind::InvalidConfig } else { Kind::BadFormat };
+            assert_eq!((error.kind(), error.number("rank")), (kind, Some(1)), "{case}: {error}");
+            let border = engine.border();
+            let refused = engine.ring.commit(&mut update, &mut engine.links, border).unwrap_err();
+            assert_eq!(refused.kind(), Kind::InvalidState);
+            drop(update);
+            engine.step().unwrap();
+        });
+    }
+}
+
+/// Parts that are not what the rank says, and a decision that no rank writes: the first is found by reading, and after
+/// the second no layer of the update can be used.
+#[test]
+fn other_bytes_are_found_by_reading_and_a_strange_decision_is_an_error() {
+    let says = |engine: &mut Engine, begins: Vec<u8>, words: OwnedFd| {
+        engine.links.send(0, &begins, None).unwrap();
+        for layer in engine.plan.layers().iter().filter(|layer| layer.place != Place::Resident) {
+            let pages = layer.cut.part(1);
+            let bytes = (pages.end - pages.start) * grain();
+            engine.links.send(0, &part(layer.layer, bytes), (bytes > 0).then(|| given(bytes))).unwrap();
+        }
+        // It is never ready. Then it writes something.
+        while !matches!(engine.links.event(PATIENCE), Ok(Some((_, Event::Message { bytes, .. }))) if bytes == b"now")
+        {
+        }
+        File::from(words).write_all_at(&[5; 8], 0).unwrap();
+    };
+    told(says, |engine| {
+        let some = engine.layers()[1..].to_vec();
+        let all = engine.layers();
+        let mut update = engine.filled(1, &all).unwrap();
+        engine.share(&mut update).unwrap();
+        let error = update.verify(engine.stream()).unwrap_err();
+        let (layer, _) = first(engine);
+        assert_eq!((error.kind(), error.number("rank")), (Kind::Corrupt, Some(1)));
+        assert!(error.place().starts_with(&format!("layer {layer}: ")), "{error}");
+        engine.step().unwrap();
+        engine.links.send(1, b"now", None).unwrap();
+        let border = engine.border();
+        let error = engine.ring.commit(&mut update, &mut engine.links, border).unwrap_err();
+        assert_eq!((error.kind(), error.number("value")), (Kind::Corrupt, Some(0x0505_0505_0505_0505)));
+        for layer in some {
+            assert_eq!(engine.ring.pulls().layer(layer).unwrap_err(), error);
+            assert_eq!(engine.ring.pulls().version(layer), Ok(0));
+        }
+    });
 }

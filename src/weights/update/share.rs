@@ -17,7 +17,7 @@ use crate::error::{Error, Kind, Result};
 use crate::os::{Protection, Words};
 use crate::peer::{Digest, Event, Links};
 use crate::sync::Arc;
-use crate::weights::exchange::{Heed, Part, Parts, exchange};
+use crate::weights::exchange::{BYTES, Heed, Part, Parts, exchange};
 use crate::weights::fill::{self, Fills};
 use crate::weights::plan::{LayerPlan, Place};
 use crate::weights::window::refused;
@@ -36,7 +36,8 @@ fn kind(bytes: &[u8]) -> Option<u32> {
 
 /// A message of an update as its part and its version.
 fn split(bytes: &[u8]) -> Option<(&[u8], u32)> {
-    bytes.split_last_chunk().map(|(part, version)| (part, u32::from_le_bytes(*version)))
+    let (part, version) = bytes.split_last_chunk()?;
+    (part.len() == BYTES).then_some((part, u32::from_le_bytes(*version)))
 }
 
 impl Update {
@@ -239,7 +240,7 @@ impl Parts for Update {
 
     fn take(&mut self, rank: u32, index: usize, bytes: &[u8], descriptor: Option<OwnedFd>) -> Result<()> {
         let wrong = |kind, what: &'static str| Error::new(kind, OPERATION).at(what).with("rank", rank);
-        // Of this version, by `heed`.
+        // Of this version, by `heed`, or no message of an update, which is nothing.
         let (bytes, _) = split(bytes).unwrap_or_default();
         if kind(bytes) == Some(FAILS) {
             return Err(wrong(Kind::Cancelled, "a rank that cannot take the version"));
