@@ -4,8 +4,8 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 
 use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
@@ -301,5 +301,53 @@ fn other_bytes_are_found_by_reading_and_a_strange_decision_is_an_error() {
             assert_eq!(engine.ring.pulls().layer(layer).unwrap_err(), error);
             assert_eq!(engine.ring.pulls().version(layer), Ok(0));
         }
+    });
+}
+
+/// Lets the other rank commit while this one waits, and refuses the wait then.
+#[derive(Debug)]
+struct LastMoment {
+    armed: AtomicBool,
+    meets: Barrier,
+}
+
+impl Faults for LastMoment {
+    fn before(&self, call: Call) -> Option<i32> {
+        if call != Call::Poll || !self.armed.swap(false, Ordering::Relaxed) {
+            return None;
+        }
+        self.meets.wait();
+        self.meets.wait();
+        Some(libc::EPERM)
+    }
+}
+
+/// A rank that gives up when the others have just committed goes with them.
+#[test]
+fn a_rank_that_gives_up_too_late_follows_the_others() {
+    let (folder, last) =
+        (Folder::new(), LastMoment { armed: AtomicBool::new(false), meets: Barrier::new(2) });
+    let last = Arc::new(last);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let device: Arc<dyn Device> = HostDevice::new(HostOptions::default());
+            let mut engine = Engine::new(&device, (1, 2), &folder.0, &no_faults()).unwrap();
+            let mut update = engine.filled(1, &[1, 2]).unwrap();
+            engine.share(&mut update).unwrap();
+            last.meets.wait();
+            let border = engine.border();
+            assert_eq!(engine.commit(&mut update, &[1, 2], border), Ok(Outcome::Committed));
+            last.meets.wait();
+            engine.step().unwrap();
+        });
+        let faults: Arc<dyn Faults> = last.clone();
+        let device: Arc<dyn Device> = HostDevice::new(HostOptions::default());
+        let mut engine = Engine::new(&device, (0, 2), &folder.0, &faults).unwrap();
+        let mut update = engine.filled(1, &[1, 2]).unwrap();
+        engine.share(&mut update).unwrap();
+        last.armed.store(true, Ordering::Relaxed);
+        let border = engine.border();
+        assert_eq!(engine.commit(&mut update, &[1, 2], border), Ok(Outcome::Committed));
+        engine.step().unwrap();
     });
 }
