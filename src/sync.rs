@@ -104,6 +104,10 @@ impl Condvar {
     }
 }
 
+/// A word in memory that other processes share. It always is the standard library's atomic, because loom has none at
+/// addresses that are given.
+pub(crate) type SharedWord = std::sync::atomic::AtomicU64;
+
 /// A number that is unique in this process. It always uses the standard library's atomic, because loom has nothing to
 /// interleave here.
 pub(crate) fn unique() -> u32 {

@@ -41,5 +41,7 @@ mod skip;
 mod steps;
 #[path = "cuda/streams.rs"]
 mod streams;
+#[path = "cuda/updates.rs"]
+mod updates;
 #[path = "support/windows.rs"]
 mod windows;

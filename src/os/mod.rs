@@ -42,6 +42,7 @@ mod region;
 mod socket;
 #[cfg(test)]
 mod tests;
+mod words;
 
 pub use append::Appender;
 pub use bind::nodes;
@@ -61,3 +62,4 @@ pub(crate) use region::move_bytes;
 pub use region::{Protection, Region};
 pub(crate) use socket::connect;
 pub use socket::{Credentials, Received, credentials, receive, send, user, wait};
+pub(crate) use words::Words;

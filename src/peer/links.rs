@@ -242,6 +242,17 @@ impl Links {
         self.returned.remove(&rank)
     }
 
+    /// A rank that has come back and was not given what others have.
+    pub(crate) fn unattached(&self) -> Option<u32> {
+        self.returned.first().copied()
+    }
+
+    /// Notes what this rank and the others hold from now on. Ranks that come back have to hold the same.
+    pub(crate) fn renew(&mut self, content: impl Fn(u32) -> Digest) {
+        self.own.content = content(self.own.rank);
+        self.holds.iter_mut().for_each(|(rank, held)| *held = content(*rank));
+    }
+
     /// Queues a message for `rank`, as [`Link::send`].
     ///
     /// # Errors
@@ -269,11 +280,12 @@ impl Links {
         self.links.values().all(Link::is_over)
     }
 
-    /// Keeps an event that [`Links::event`] has returned, until [`Links::put_back`].
+    /// Keeps an event that [`Links::event`] has returned and that a later call of this library takes, such as
+    /// `weights::Update::share`. It has a bound, in bytes and descriptors of each rank.
     ///
     /// # Errors
     /// [`Kind::Exhausted`] for a rank of which too much is kept; it is lost then.
-    pub(crate) fn set_aside(&mut self, rank: u32, event: Event<OwnedFd>) -> Result<()> {
+    pub fn set_aside(&mut self, rank: u32, event: Event<OwnedFd>) -> Result<()> {
         self.aside.push(rank, event).map_err(|error| self.lose(rank, error))
     }
 
@@ -314,7 +326,7 @@ impl Links {
     ///
     /// # Errors
     /// Those of [`Links::event`] that have no rank.
-    pub(super) fn serve(&mut self, at_most: Duration) -> Result<()> {
+    pub(crate) fn serve(&mut self, at_most: Duration) -> Result<()> {
         let (rank, error) = match self.event(at_most) {
             Ok(None) => return Ok(()),
             Ok(Some((rank, event))) => match self.set_aside(rank, event) {

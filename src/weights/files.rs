@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::Metadata;
 
-use super::fill::{chunks, within};
-use super::window::{Windows, refused};
+use super::fill::{Fills, chunks, within};
+use super::window::{Stored, Windows, refused};
 use crate::device::Stream;
 use crate::error::{Error, Kind, Result};
 use crate::fallible;
@@ -124,6 +124,46 @@ impl Files {
     }
 }
 
+/// As [`Windows::fill_from`], for the layers of these indices.
+pub(super) fn fill_from(
+    to: &mut impl Fills,
+    files: &Files,
+    layers: impl Iterator<Item = usize>,
+    stream: Stream,
+) -> Result<()> {
+    let mut all = Vec::new();
+    for layer in layers {
+        let (ordinal, plan, Stored { pages, slice, .. }) = to.fillable(layer)?;
+        for tensor in plan.layout.tensors() {
+            files.find(layer, &tensor.name, tensor.bytes)?;
+        }
+        all.push((ordinal, plan.clone(), pages.clone(), *slice));
+    }
+    let (device, grain) = (Arc::clone(to.device()), to.plan().grain());
+    let (map, staged) = to.staged()?;
+    let mut bytes = fallible::filled(staged.bytes() as usize, 0, OPERATION, "bytes of files")?;
+    for (ordinal, plan, pages, slice) in all {
+        let tensors = 0..plan.layout.tensors().len();
+        // From its first copy on until its last the layer is neither the old one nor the new one.
+        tensors.clone().for_each(|tensor| to.note_filled(ordinal, tensor, false));
+        for (begin, part) in chunks(&pages, slice, grain, staged.bytes())? {
+            for tensor in plan.layout.tensors() {
+                let Some(place) = within(tensor, &(begin..begin + part.bytes())) else { continue };
+                let (path, file, at) = files.find(plan.layer, &tensor.name, tensor.bytes)?;
+                let read = bytes.get_mut(..(place.end - place.start) as usize).unwrap_or_default();
+                let failed = |error: io::Error| unreadable(path, &error);
+                file.read_exact_at(read, at + (place.start - tensor.offset)).map_err(failed)?;
+                map.copy_in(place.start - begin, read)?;
+            }
+            device.copy(stream, staged.part(0, part.bytes())?, part)?;
+            to.uses(stream);
+            to.drain(stream)?;
+        }
+        tensors.for_each(|tensor| to.note_filled(ordinal, tensor, true));
+    }
+    Ok(())
+}
+
 impl Windows {
     /// Fills all windows from files, in which each tensor has the plan's name. Blocks until the bytes are there.
     ///
@@ -137,36 +177,7 @@ impl Windows {
     /// [`Kind::InvalidState`] once the parts were shared; those of [`crate::device::Device::copy`]. The layer at which
     /// it failed counts as not filled then, and the layers before it as filled from the files.
     pub fn fill_from(&mut self, files: &Files, stream: Stream) -> Result<()> {
-        let layers: Vec<_> = self.plan().layers().to_vec();
-        for plan in &layers {
-            self.changeable(plan.layer)?;
-            for tensor in plan.layout.tensors() {
-                files.find(plan.layer, &tensor.name, tensor.bytes)?;
-            }
-        }
-        let (device, grain) = (Arc::clone(&self.device), self.plan.grain());
-        let (map, staged) = self.staging.memory(&*device, grain, &*self.faults)?;
-        let mut bytes = fallible::filled(staged.bytes() as usize, 0, OPERATION, "bytes of files")?;
-        for (ordinal, plan) in layers.iter().enumerate() {
-            let (_, window) = self.at(ordinal)?;
-            let (pages, slice) = (window.stored.pages.clone(), window.stored.slice);
-            let tensors = 0..plan.layout.tensors().len();
-            // From its first copy on until its last the layer is neither the old one nor the new one.
-            tensors.clone().for_each(|tensor| self.note_filled(ordinal, tensor, false));
-            for (begin, part) in chunks(&pages, slice, grain, staged.bytes())? {
-                for tensor in plan.layout.tensors() {
-                    let Some(place) = within(tensor, &(begin..begin + part.bytes())) else { continue };
-                    let (path, file, at) = files.find(plan.layer, &tensor.name, tensor.bytes)?;
-                    let read = bytes.get_mut(..(place.end - place.start) as usize).unwrap_or_default();
-                    let failed = |error: io::Error| unreadable(path, &error);
-                    file.read_exact_at(read, at + (place.start - tensor.offset)).map_err(failed)?;
-                    map.copy_in(place.start - begin, read)?;
-                }
-                device.copy(stream, staged.part(0, part.bytes())?, part)?;
-                self.staging.drain(&*device, stream)?;
-            }
-            tensors.for_each(|tensor| self.note_filled(ordinal, tensor, true));
-        }
-        Ok(())
+        let layers: Vec<usize> = self.plan().layers().iter().map(|plan| plan.layer).collect();
+        fill_from(self, files, layers.into_iter(), stream)
     }
 }

@@ -7,17 +7,21 @@
 //! between them. Each layer that is sharded has one, and the *content* is the digest of all. Ranks tell them to each
 //! other ([`Windows::hello`], [`Windows::share`]), and [`Windows::verify`] reads what the others gave and compares.
 //!
+//! **A new version** beside the windows ([`super::update`]) is filled and hashed by the same code: it is the other
+//! thing that [`Fills`].
+//!
 //! **Costs.** A digest reads a rank's part once over the host, through 4 MiB of pinned memory: seconds for a model, at
 //! its start.
 
 use std::ops::Range;
 
 use super::layer::Placed;
-use super::plan::{LayerPlan, Place};
+use super::plan::{LayerPlan, Place, Plan};
 use super::window::{Stored, Windows, find, refused};
-use crate::device::{Slice, Stream};
+use crate::device::{Device, Slice, Stream};
 use crate::error::{Kind, Result};
 use crate::fallible;
+use crate::os::Map;
 use crate::peer::{Digest, Hello};
 use crate::sync::Arc;
 use crate::text::echo;
@@ -45,6 +49,124 @@ pub(super) fn chunks(
     starts.map(|at| Ok((begin + at, slice.part(at, most.min(slice.bytes() - at))?))).collect()
 }
 
+/// What can be filled, and hashed through memory of its own.
+pub(super) trait Fills {
+    fn device(&self) -> &Arc<dyn Device>;
+
+    fn plan(&self) -> &Plan;
+
+    /// Ordinal and plan of a layer of the model, and what this rank fills of it.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for a layer that is not there; [`Kind::InvalidState`] once others were given its parts.
+    fn fillable(&self, layer: usize) -> Result<(usize, &LayerPlan, &Stored)>;
+
+    /// Notes whether a tensor is filled. Its bytes are others than before in any case, or may be.
+    fn note_filled(&mut self, ordinal: usize, tensor: usize, is: bool);
+
+    /// Notes that work which reads or writes the memory goes onto this stream.
+    fn uses(&mut self, _stream: Stream) {}
+
+    /// Pinned memory through which the host reads and writes the device's.
+    fn staged(&mut self) -> Result<(Arc<Map>, Slice)>;
+
+    /// Waits until all that was enqueued on `stream` has run.
+    fn drain(&mut self, stream: Stream) -> Result<()>;
+}
+
+/// As [`Windows::fill`].
+pub(super) fn fill(
+    to: &mut impl Fills,
+    (layer, name): (usize, &str),
+    from: Slice,
+    stream: Stream,
+) -> Result<()> {
+    let grain = to.plan().grain();
+    let (ordinal, plan, Stored { pages, slice, .. }) = to.fillable(layer)?;
+    let (index, placed) = find(plan, name)?;
+    if from.bytes() != placed.bytes {
+        return Err(refused(Kind::OutOfRange, layer, format!("{}: its bytes", echo(name)))
+            .with("bytes", from.bytes())
+            .with("planned", placed.bytes)
+            .hint("plan the tensor as the engine uses it"));
+    }
+    let first = pages.start * grain;
+    let own = within(placed, &(first..pages.end * grain));
+    if let Some((own, slice)) = own.zip(*slice) {
+        let bytes = own.end - own.start;
+        let (from, to_own) =
+            (from.part(own.start - placed.offset, bytes)?, slice.part(own.start - first, bytes)?);
+        to.note_filled(ordinal, index, false);
+        to.device().copy(stream, from, to_own).map_err(|error| error.with("layer", layer as u64))?;
+        to.uses(stream);
+    }
+    to.note_filled(ordinal, index, true);
+    Ok(())
+}
+
+/// The digest of some pages of a layer.
+pub(super) fn digest(
+    of: &mut impl Fills,
+    plan: &LayerPlan,
+    pages: &Range<u64>,
+    slice: Option<Slice>,
+    stream: Stream,
+) -> Result<Digest> {
+    let (device, grain) = (Arc::clone(of.device()), of.plan().grain());
+    let (map, staged) = of.staged()?;
+    let mut hash = blake3::Hasher::new();
+    let mut bytes = fallible::filled(staged.bytes() as usize, 0, "weights", "bytes to hash")?;
+    for (begin, part) in chunks(pages, slice, grain, staged.bytes())? {
+        device.copy(stream, part, staged.part(0, part.bytes())?)?;
+        of.uses(stream);
+        of.drain(stream)?;
+        for tensor in plan.layout.tensors() {
+            let Some(place) = within(tensor, &(begin..begin + part.bytes())) else { continue };
+            let read = bytes.get_mut(..(place.end - place.start) as usize).unwrap_or_default();
+            map.copy_out(place.start - begin, read)?;
+            hash.update(read);
+        }
+    }
+    Ok(*hash.finalize().as_bytes())
+}
+
+impl Fills for Windows {
+    fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn fillable(&self, layer: usize) -> Result<(usize, &LayerPlan, &Stored)> {
+        if self.shared {
+            return Err(refused(Kind::InvalidState, layer, "other ranks have been given its parts")
+                .with("rank", self.plan.group().rank)
+                .hint("fill all layers before the parts are shared, or update them"));
+        }
+        let ordinal = self.ordinal(layer)?;
+        let (plan, window) = self.at(ordinal)?;
+        Ok((ordinal, plan, &window.stored))
+    }
+
+    fn note_filled(&mut self, ordinal: usize, tensor: usize, is: bool) {
+        self.content = None;
+        let window = self.windows.get_mut(ordinal);
+        if let Some(filled) = window.and_then(|window| window.filled.get_mut(tensor)) {
+            *filled = is;
+        }
+    }
+
+    fn staged(&mut self) -> Result<(Arc<Map>, Slice)> {
+        self.staging.memory(&*self.device, self.plan.grain(), &*self.faults)
+    }
+
+    fn drain(&mut self, stream: Stream) -> Result<()> {
+        self.staging.drain(&*self.device, stream)
+    }
+}
+
 impl Windows {
     /// Enqueues on `stream` the copy of a tensor's own part from `from`, which holds the whole tensor as the engine
     /// uses it. `from` must stay as it is until the copy has run. A GPU copies from registered host memory in words of
@@ -55,49 +177,10 @@ impl Windows {
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for a layer or tensor that was not chosen, and for memory of another length or device;
-    /// [`Kind::InvalidState`] once the parts were shared. A tensor whose copy was refused counts as not filled.
+    /// [`Kind::InvalidState`] once the parts were shared: [`Windows::update`] is for a new version. A tensor whose copy
+    /// was refused counts as not filled.
     pub fn fill(&mut self, layer: usize, name: &str, from: Slice, stream: Stream) -> Result<()> {
-        self.changeable(layer)?;
-        let ordinal = self.ordinal(layer)?;
-        let (plan, window) = self.at(ordinal)?;
-        let (index, placed) = find(plan, name)?;
-        if from.bytes() != placed.bytes {
-            return Err(refused(Kind::OutOfRange, layer, format!("{}: its bytes", echo(name)))
-                .with("bytes", from.bytes())
-                .with("planned", placed.bytes)
-                .hint("plan the tensor as the engine uses it"));
-        }
-        let Stored { pages, slice, .. } = &window.stored;
-        let first = pages.start * self.plan.grain();
-        let own = within(placed, &(first..pages.end * self.plan.grain()));
-        if let Some((own, slice)) = own.zip(*slice) {
-            let bytes = own.end - own.start;
-            let (from, to) =
-                (from.part(own.start - placed.offset, bytes)?, slice.part(own.start - first, bytes)?);
-            self.note_filled(ordinal, index, false);
-            self.device.copy(stream, from, to).map_err(|error| error.with("layer", layer as u64))?;
-        }
-        self.note_filled(ordinal, index, true);
-        Ok(())
-    }
-
-    /// Whether the weights may still be filled.
-    pub(super) fn changeable(&self, layer: usize) -> Result<()> {
-        match self.shared {
-            false => Ok(()),
-            true => Err(refused(Kind::InvalidState, layer, "other ranks have been given its parts")
-                .with("rank", self.plan.group().rank)
-                .hint("fill all layers before the parts are shared")),
-        }
-    }
-
-    /// Notes whether a tensor is filled. Its bytes are others than before in any case, or may be.
-    pub(super) fn note_filled(&mut self, ordinal: usize, tensor: usize, is: bool) {
-        self.content = None;
-        let window = self.windows.get_mut(ordinal);
-        if let Some(filled) = window.and_then(|window| window.filled.get_mut(tensor)) {
-            *filled = is;
-        }
+        fill(self, (layer, name), from, stream)
     }
 
     /// The ordinals of the layers that the plan shards.
@@ -142,36 +225,11 @@ impl Windows {
         for ordinal in self.sharded() {
             let (plan, window) = self.at(ordinal)?;
             let (plan, pages, slice) = (plan.clone(), window.stored.pages.clone(), window.stored.slice);
-            layers.push(self.digest(&plan, &pages, slice, stream)?);
+            layers.push(digest(self, &plan, &pages, slice, stream)?);
         }
         let all = content(&layers);
         self.content = Some((layers.clone(), all));
         Ok((layers, all))
-    }
-
-    /// The digest of some pages of a layer.
-    pub(super) fn digest(
-        &mut self,
-        plan: &LayerPlan,
-        pages: &Range<u64>,
-        slice: Option<Slice>,
-        stream: Stream,
-    ) -> Result<Digest> {
-        let (device, grain) = (Arc::clone(&self.device), self.plan.grain());
-        let (map, staged) = self.staging.memory(&*device, grain, &*self.faults)?;
-        let mut hash = blake3::Hasher::new();
-        let mut bytes = fallible::filled(staged.bytes() as usize, 0, "weights", "bytes to hash")?;
-        for (begin, part) in chunks(pages, slice, grain, staged.bytes())? {
-            device.copy(stream, part, staged.part(0, part.bytes())?)?;
-            self.staging.drain(&*device, stream)?;
-            for tensor in plan.layout.tensors() {
-                let Some(place) = within(tensor, &(begin..begin + part.bytes())) else { continue };
-                let read = bytes.get_mut(..(place.end - place.start) as usize).unwrap_or_default();
-                map.copy_out(place.start - begin, read)?;
-                hash.update(read);
-            }
-        }
-        Ok(*hash.finalize().as_bytes())
     }
 
     /// Reads the parts that the other ranks gave, and compares them with what these ranks say that they filled. Blocks
@@ -203,7 +261,7 @@ impl Windows {
         for rank in self.others(&plan) {
             let (part, said) = (parts.get(rank as usize), digests.get(rank as usize));
             let (part, said) = (part.copied().flatten(), said.copied().flatten());
-            let found = self.digest(&plan, &plan.cut.part(rank), part, stream)?;
+            let found = digest(self, &plan, &plan.cut.part(rank), part, stream)?;
             if said != Some(found) {
                 return Err(refused(Kind::Corrupt, layer, "another rank's part is not what it filled")
                     .with("rank", rank)

@@ -19,10 +19,14 @@
 //! A [`Ring`] orders the pulls against the engine's work: when the use of a layer ends, the pull of the next layer of
 //! its buffer begins.
 //!
+//! An [`Update`] is a new version of the weights beside the one in use. All ranks of the group take it at one border
+//! between two steps, or none does.
+//!
 //! **What it does not do.** It does not interpret weights; a tensor is a name, a length and an alignment.
 
 mod choose;
 mod cut;
+mod exchange;
 #[cfg(feature = "safetensors")]
 mod files;
 mod fill;
@@ -31,8 +35,10 @@ mod plan;
 mod rejoin;
 mod ring;
 mod share;
+mod spares;
 mod staging;
 mod taken;
+mod update;
 mod window;
 
 pub use choose::Patterns;
@@ -42,4 +48,5 @@ pub use files::Files;
 pub use layer::{Layout, Placed, Tensor};
 pub use plan::{Bytes, Closing, Group, LayerPlan, Odd, Place, Plan, Sharding, Source};
 pub use ring::{Pull, Ring, RingOptions, Wrap};
+pub use update::{Border, Outcome, Update};
 pub use window::{Pulls, Windows};

@@ -60,7 +60,7 @@ impl Windows {
             let lost = links.lost().find(|(lost, _)| *lost == rank).map(|(_, error)| error.clone());
             return lost.map_or_else(|| wrong(Kind::InvalidState, "a rank that has not come back"), Err);
         }
-        let attached = self.exchange(links, &[rank], &digests, at_most);
+        let attached = self.exchange(links, &[rank], digests, at_most);
         links.put_back();
         attached.map_err(|error| links.give_up(rank, error))
     }

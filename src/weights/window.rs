@@ -20,9 +20,9 @@
 //! ([`Device::maps_offsets`]), a buffer is one backing for each page.
 //!
 //! **States.** A layer is *filled* when each of its tensors was ([`Windows::fill`]). When all are, the parts can be
-//! shared ([`Windows::share`]); they are never filled again. A layer is *ready* when it is filled and, if it is sharded
-//! over peers, the parts of all other ranks are there. Only then has it an address and can be pulled, so that no engine
-//! reads weights that never came.
+//! shared ([`Windows::share`]); their memory is never filled again. A layer is *ready* when it is filled and, if it is
+//! sharded over peers, the parts of all other ranks are there. Only then has it an address and can be pulled, so that
+//! no engine reads weights that never came. A new version of shared layers is an [`Update`](super::Update).
 //!
 //! **Copies** of a pull are enqueued one by one on the caller's stream. They take the peers in an order that begins
 //! behind this rank, one copy of each after another, so that ranks that pull at the same time read from different ones.
@@ -41,6 +41,7 @@ use std::ops::Range;
 
 use super::layer::Placed;
 use super::plan::{LayerPlan, Place, Plan, Source};
+use super::spares::Spares;
 use super::staging::{Pinned, Staging, pinned};
 use super::taken::{Taken, give_back, memory};
 use crate::device::{Device, Mapped, Slice, Stream};
@@ -77,13 +78,13 @@ pub(super) struct Stored {
 
 /// The pages of a window that pulls write.
 #[derive(Debug)]
-struct Pulled {
+pub(super) struct Pulled {
     /// Where they are written.
     slice: Slice,
     /// The pages of the buffer.
     buffer: Vec<Mapped>,
     /// The layer's own memory, while it is resident.
-    own: Option<Vec<Mapped>>,
+    pub own: Option<Vec<Mapped>>,
     /// From where to where, in order; complete once all parts are there.
     copies: Vec<(Slice, Slice)>,
 }
@@ -91,19 +92,23 @@ struct Pulled {
 /// One layer.
 #[derive(Debug)]
 pub(super) struct Window {
-    range: Slice,
+    pub range: Slice,
     pub stored: Stored,
-    pulled: Option<Pulled>,
+    pub pulled: Option<Pulled>,
     /// By tensor.
     pub filled: Vec<bool>,
     /// By rank: its part, to be read.
     pub parts: Vec<Option<Slice>>,
-    /// By rank: the memory of its part.
+    /// By rank: the memory of its part, as this process imported it.
     pub imported: Vec<Option<Mapped>>,
     /// By rank: what its part is, as it says.
     pub digests: Vec<Option<Digest>>,
+    /// Which version of the weights it shows.
+    pub version: u32,
+    /// Where a new version of the stored pages is written, once there was one. Parked between updates.
+    pub spare: Option<Slice>,
     /// Why the window and its pulled pages may show different memory.
-    failure: Option<Error>,
+    pub failure: Option<Error>,
 }
 
 /// The windows of one rank.
@@ -121,6 +126,7 @@ pub struct Windows {
     /// The digests of the sharded layers and of all, once they were computed.
     pub(super) content: Option<(Vec<Digest>, Digest)>,
     pub(super) staging: Staging,
+    pub(super) spares: Spares,
     fallbacks: Vec<Fallback>,
 }
 
@@ -129,6 +135,20 @@ const OPERATION: &str = "weights";
 
 pub(super) fn refused(kind: Kind, layer: usize, what: impl std::fmt::Display) -> Error {
     Error::new(kind, OPERATION).at(format!("layer {layer}: {what}"))
+}
+
+/// Checks that all tensors of a layer were filled.
+pub(super) fn filled(plan: &LayerPlan, filled: &[bool], rank: u32) -> Result<()> {
+    let mut tensors = plan.layout.tensors().iter().zip(filled);
+    match tensors.find(|(_, filled)| !**filled) {
+        None => Ok(()),
+        Some((tensor, _)) => {
+            let what = format!("{} was not filled", echo(&tensor.name));
+            Err(refused(Kind::InvalidState, plan.layer, what)
+                .with("rank", rank)
+                .hint("fill every tensor of the plan first"))
+        }
+    }
 }
 
 /// The first `bytes` bytes of pieces, and the rest.
@@ -220,6 +240,7 @@ impl Windows {
             shared: false,
             content: None,
             staging: Staging::default(),
+            spares: Spares::default(),
             fallbacks,
         };
         for ordinal in 0..windows.windows.len() {
@@ -292,16 +313,7 @@ impl Windows {
 
     /// Checks that all tensors of a layer were filled.
     pub(super) fn is_filled(&self, plan: &LayerPlan, window: &Window) -> Result<()> {
-        let mut tensors = plan.layout.tensors().iter().zip(&window.filled);
-        match tensors.find(|(_, filled)| !**filled) {
-            None => Ok(()),
-            Some((tensor, _)) => {
-                let what = format!("{} was not filled", echo(&tensor.name));
-                Err(refused(Kind::InvalidState, plan.layer, what)
-                    .with("rank", self.plan.group().rank)
-                    .hint("fill every tensor of the plan first"))
-            }
-        }
+        filled(plan, &window.filled, self.plan.group().rank)
     }
 
     /// The ranks whose parts a pull of this layer needs.
@@ -556,7 +568,8 @@ impl Window {
         let ranks = plan.group().ranks as usize;
         let filled = vec![false; layer.layout.tensors().len()];
         let (parts, imported, digests) = (vec![None; ranks], vec![None; ranks], vec![None; ranks]);
-        Ok(Window { range, stored, pulled, filled, parts, imported, digests, failure: None })
+        let (version, spare, failure) = (0, None, None);
+        Ok(Window { range, stored, pulled, filled, parts, imported, digests, version, spare, failure })
     }
 }
 

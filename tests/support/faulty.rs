@@ -33,6 +33,7 @@ pub struct Faulty {
     /// Whether memory that is given back is refused.
     keeps: AtomicBool,
     backings: Mutex<Vec<Backing>>,
+    imported: Mutex<Vec<Backing>>,
     ranges: Mutex<Vec<(Slice, Vec<Mapped>)>>,
 }
 
@@ -49,6 +50,7 @@ impl Faulty {
             leaves_out: AtomicBool::new(false),
             keeps: AtomicBool::new(false),
             backings: Mutex::default(),
+            imported: Mutex::default(),
             ranges: Mutex::default(),
         })
     }
@@ -85,6 +87,18 @@ impl Faulty {
     /// Backings that were made or imported and not given back.
     pub fn backings(&self) -> usize {
         self.backings.lock().unwrap().len()
+    }
+
+    /// Backings that were imported, in their order.
+    pub fn imported(&self) -> Vec<Backing> {
+        self.imported.lock().unwrap().clone()
+    }
+
+    /// The range that maps a backing, if one does.
+    pub fn mapped(&self, backing: Backing) -> Option<Slice> {
+        let ranges = self.ranges.lock().unwrap();
+        let maps = |pieces: &[Mapped]| pieces.iter().any(|piece| piece.backing == backing);
+        ranges.iter().find(|(_, pieces)| maps(pieces)).map(|(range, _)| *range)
     }
 
     /// Ranges, and the pieces that they map.
@@ -148,7 +162,8 @@ impl Device for Faulty {
     }
 
     fn import_backing(&self, descriptor: OwnedFd, bytes: u64, protection: Protection) -> Result<Backing> {
-        self.keep(self.device.import_backing(descriptor, bytes, protection))
+        let imported = self.keep(self.device.import_backing(descriptor, bytes, protection));
+        imported.inspect(|backing| self.imported.lock().unwrap().push(*backing))
     }
 
     fn give_back(&self, backing: Backing) -> Result<()> {

@@ -49,6 +49,36 @@ pub fn sharding(grain: u64) -> Sharding {
     Sharding { grain, ..Sharding::new(Patterns::new(&["*"]).unwrap()) }
 }
 
+/// The rank whose stamps a page shows.
+fn owner(plan: &Plan, layer: usize, page: u64) -> u32 {
+    let found = plan.layers().iter().find(|one| one.layer == layer).unwrap();
+    if found.place == Place::Resident || plan.source() == Source::Host {
+        return plan.group().rank;
+    }
+    let mut owners = (0..plan.group().ranks).filter(|rank| plan.part(layer, *rank).unwrap().contains(&page));
+    let owner = owners.next().unwrap();
+    assert_eq!(owners.next(), None);
+    owner
+}
+
+/// The stamp of a version of the weights; the first one is 0.
+pub fn stamp_of(rank: u32, version: u32, layer: usize, at: u64) -> u8 {
+    stamp(rank + 16 * version, layer, at)
+}
+
+/// The bytes that a layer of a version has to show to this rank, and for each whether it is a tensor's.
+pub fn expected(plan: &Plan, layer: usize, version: u32) -> Vec<Option<u8>> {
+    let grain = plan.grain();
+    let found = plan.layers().iter().find(|one| one.layer == layer).unwrap();
+    let mut bytes = vec![None; (found.layout.pages() * grain) as usize];
+    for tensor in found.layout.tensors() {
+        for at in tensor.offset..tensor.offset + tensor.bytes {
+            bytes[at as usize] = Some(stamp_of(owner(plan, layer, at / grain), version, layer, at));
+        }
+    }
+    bytes
+}
+
 /// A rank of a group in this process.
 pub struct Rank {
     pub device: Arc<dyn Device>,
@@ -136,31 +166,9 @@ impl Rank {
         Ok(links)
     }
 
-    /// The rank whose stamps a page shows.
-    fn owner(&self, layer: usize, page: u64) -> u32 {
-        let plan = self.plan();
-        let found = plan.layers().iter().find(|one| one.layer == layer).unwrap();
-        if found.place == Place::Resident || plan.source() == Source::Host {
-            return self.rank();
-        }
-        let mut owners =
-            (0..plan.group().ranks).filter(|rank| plan.part(layer, *rank).unwrap().contains(&page));
-        let owner = owners.next().unwrap();
-        assert_eq!(owners.next(), None);
-        owner
-    }
-
     /// The bytes that a layer has to show, and for each whether it is a tensor's.
     pub fn expected(&self, layer: usize) -> Vec<Option<u8>> {
-        let grain = self.plan().grain();
-        let found = self.plan().layers().iter().find(|one| one.layer == layer).unwrap();
-        let mut bytes = vec![None; (found.layout.pages() * grain) as usize];
-        for tensor in found.layout.tensors() {
-            for at in tensor.offset..tensor.offset + tensor.bytes {
-                bytes[at as usize] = Some(stamp(self.owner(layer, at / grain), layer, at));
-            }
-        }
-        bytes
+        expected(self.plan(), layer, 0)
     }
 
     /// Whether a layer's window shows what it has to.
@@ -204,6 +212,7 @@ impl Drop for Folder {
 
 /// Makes a rank on each device, in a thread of its own, fills and shares, and does `work`. The sessions live as long as
 /// the slowest rank.
+#[allow(dead_code, reason = "a test takes what it needs")]
 pub fn group(
     devices: &[Arc<dyn Device>],
     layers: &[Vec<Tensor>],

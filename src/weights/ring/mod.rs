@@ -52,6 +52,7 @@ mod options;
 mod pull;
 mod rejoin;
 mod resident;
+mod update;
 
 pub use options::{RingOptions, Wrap};
 pub use pull::Pull;

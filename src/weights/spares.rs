@@ -1,0 +1,97 @@
+//! Addresses at which a new version of the weights is written and read before it is used.
+//!
+//! A device keeps ranges for as long as it lives, and memory that a range maps cannot be given back. So these addresses
+//! are made once and used by all updates, and between two of them they are *parked*: each granule of them maps one
+//! granule of memory, the same for all. That granule is all that updates leave behind. A parked range costs one mapping
+//! for each of its granules; on the host device, where the system allows 65,530 of them, plan large models in larger
+//! granules than the device's.
+
+use std::sync::{Arc as Alive, Weak};
+
+use crate::device::{Device, Mapped, Slice};
+use crate::error::Result;
+use crate::os::Protection;
+
+/// The granule that parked ranges map.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Parked {
+    granule: Mapped,
+}
+
+impl Parked {
+    /// What a parked range of so many bytes maps.
+    fn pieces(self, bytes: u64) -> Vec<Mapped> {
+        (0..bytes / self.granule.bytes.max(1)).map(|_| self.granule).collect()
+    }
+
+    /// What a range of so many bytes maps whose beginning maps `first`.
+    fn behind(self, first: Mapped, bytes: u64) -> Vec<Mapped> {
+        let mut pieces = vec![first];
+        pieces.extend(self.pieces(bytes.saturating_sub(first.bytes)));
+        pieces
+    }
+
+    /// A new parked range.
+    pub fn range(self, device: &dyn Device, bytes: u64, protection: Protection) -> Result<Slice> {
+        device.range(&self.pieces(bytes), protection)
+    }
+
+    /// Parks a range.
+    pub fn park(self, device: &dyn Device, range: Slice) -> Result<()> {
+        device.remap(range, &self.pieces(range.bytes()))
+    }
+
+    /// Lets a range begin with memory that is not longer, and parks what is behind it.
+    pub fn show(self, device: &dyn Device, range: Slice, memory: Mapped) -> Result<Slice> {
+        device.remap(range, &self.behind(memory, range.bytes()))?;
+        range.part(0, memory.bytes)
+    }
+}
+
+/// What updates of one device's windows leave behind, and whether there is one at present.
+#[derive(Debug, Default)]
+pub(super) struct Spares {
+    parked: Option<Parked>,
+    /// Where the parts of other ranks are read, one at a time.
+    pub reading: Option<Slice>,
+    /// The highest version that was begun.
+    pub begun: u32,
+    user: Weak<()>,
+}
+
+impl Spares {
+    /// Whether an update is there.
+    pub fn in_use(&self) -> bool {
+        self.user.strong_count() > 0
+    }
+
+    /// Notes the update that uses them.
+    pub fn lend(&mut self) -> Alive<()> {
+        let user = Alive::new(());
+        self.user = Alive::downgrade(&user);
+        user
+    }
+
+    /// Whether this update is the one that uses them.
+    pub fn are_lent_to(&self, user: &Alive<()>) -> bool {
+        Weak::ptr_eq(&self.user, &Alive::downgrade(user))
+    }
+
+    /// Bytes of memory that an update needs beside its layers.
+    pub fn needs(&self, grain: u64) -> u64 {
+        if self.parked.is_some() { 0 } else { grain }
+    }
+
+    /// The granule that parked ranges map, taken once.
+    pub fn parked(&mut self, device: &dyn Device, grain: u64) -> Result<Parked> {
+        if let Some(parked) = self.parked {
+            return Ok(parked);
+        }
+        let granule = Mapped { backing: device.backing(grain)?, offset: 0, bytes: grain };
+        // It is kept once it is known to be memory that ranges can map, and mapped from then on.
+        match device.range(&[granule], Protection::Read) {
+            Ok(_) => Ok(*self.parked.insert(Parked { granule })),
+            Err(error) => device.give_back(granule.backing).and(Err(error)),
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! An update of weights: its memory, which is filled as the windows were, and its end.
+
+use std::sync::Arc as Alive;
+
+use super::decision::{self, Ballot};
+use crate::device::{Device, Mapped, Slice, Stream};
+use crate::error::{Error, Kind, Result};
+use crate::os::{self, Faults, Map, Protection};
+use crate::peer::Digest;
+use crate::sync::Arc;
+#[cfg(feature = "safetensors")]
+use crate::weights::files::{self, Files};
+use crate::weights::fill::{self, Fills};
+use crate::weights::plan::{LayerPlan, Plan, Source};
+use crate::weights::spares::Parked;
+use crate::weights::staging::Staging;
+use crate::weights::taken::give_back;
+use crate::weights::window::{Stored, Windows, refused};
+
+/// The operation that errors of an update name.
+pub(super) const OPERATION: &str = "update weights";
+
+/// Words that the ranks share.
+#[derive(Debug)]
+pub(super) struct Shared(pub os::Words);
+
+impl decision::Words for Shared {
+    fn load(&self, word: usize) -> u64 {
+        self.0.load(word)
+    }
+
+    fn store(&self, word: usize, value: u64) {
+        self.0.store(word, value);
+    }
+
+    fn exchange(&self, word: usize, from: u64, to: u64) -> u64 {
+        self.0.exchange(word, from, to)
+    }
+}
+
+/// How far an update is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Filling,
+    /// Its parts are on their way, or an error has ended that.
+    Sharing,
+    Shared,
+    Over,
+}
+
+/// A layer's new version.
+#[derive(Debug)]
+pub(super) struct Renewed {
+    pub ordinal: usize,
+    /// What this rank fills.
+    pub stored: Stored,
+    /// By tensor.
+    filled: Vec<bool>,
+    /// By rank: the part that it gave, and what it is, as it says. Its own digest is among them.
+    pub others: Vec<Option<Mapped>>,
+    pub digests: Vec<Option<Digest>>,
+}
+
+/// A new version of some layers, beside the one in use. [`Windows::update`] makes it.
+#[derive(Debug)]
+pub struct Update {
+    pub(super) device: Arc<dyn Device>,
+    pub(super) plan: Plan,
+    pub(super) faults: Arc<dyn Faults>,
+    pub(super) version: u32,
+    /// By ordinal, ascending.
+    pub(super) layers: Vec<Renewed>,
+    pub(super) parked: Parked,
+    pub(super) reading: Option<Slice>,
+    staging: Staging,
+    /// Those with work on the new memory.
+    streams: Vec<Stream>,
+    pub(super) ballot: Option<Ballot<Shared>>,
+    pub(super) state: State,
+    /// The windows know by it that the update is there. None when it is over.
+    pub(super) user: Option<Alive<()>>,
+}
+
+impl Windows {
+    /// The version of a layer's weights: 0 until the first update of it was committed.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for a layer that is not shardable.
+    pub fn version(&self, layer: usize) -> Result<u32> {
+        let (_, window) = self.at(self.ordinal(layer)?)?;
+        Ok(window.version)
+    }
+
+    /// Begins an update of `layers` to `version`: takes the memory of their new parts, and nothing else changes. Steps
+    /// go on with the old version. All ranks of the group begin it with the same arguments but the last. A version is
+    /// begun once: after an update that failed or was aborted, the next one has a higher number.
+    ///
+    /// `at_most` bounds the bytes of device memory that it takes: in whole granules this rank's part of each of these
+    /// layers, and of one that the plan keeps resident the whole. The first update takes one granule more, which stays.
+    /// The old parts are given back by the commit. With less memory update fewer layers at a time, if the engine can
+    /// run on layers of different versions.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfMemory`] with the bytes `needed` and `allowed`, before any are taken, or of the device; then it
+    /// holds what it held before. [`Kind::Unsupported`] where the device maps nothing anew, and for weights that come
+    /// from the host; [`Kind::InvalidState`] before the parts were shared; [`Kind::Busy`] while another update is
+    /// there; [`Kind::InvalidConfig`] for no layers, or one twice; [`Kind::OutOfRange`] for a layer that is not
+    /// shardable, and for a version that is not above all that were begun; the error of a layer that cannot be used.
+    pub fn update(&mut self, version: u32, layers: &[usize], at_most: u64) -> Result<Update> {
+        let ordinals = self.updatable(version, layers)?;
+        let grain = self.plan.grain();
+        let mut needed = self.spares.needs(grain);
+        for ordinal in &ordinals {
+            let pages = &self.at(*ordinal)?.1.stored.pages;
+            needed += (pages.end - pages.start) * grain;
+        }
+        if needed > at_most {
+            return Err(Error::new(Kind::OutOfMemory, OPERATION)
+                .at("the new parts of these layers")
+                .with("needed", needed)
+                .with("allowed", at_most)
+                .hint("allow more, or update fewer layers at a time"));
+        }
+        let mut update = Update {
+            device: Arc::clone(&self.device),
+            plan: self.plan.clone(),
+            faults: Arc::clone(&self.faults),
+            version,
+            layers: Vec::new(),
+            parked: self.spares.parked(&*self.device, grain)?,
+            reading: None,
+            staging: Staging::default(),
+            streams: Vec::new(),
+            ballot: None,
+            state: State::Filling,
+            user: Some(self.spares.lend()),
+        };
+        // All memory before the first range; what was taken goes with the update where something is refused.
+        for ordinal in ordinals {
+            update.layers.push(self.renewed(ordinal)?);
+        }
+        self.lend(&mut update)?;
+        self.spares.begun = version;
+        Ok(update)
+    }
+
+    /// The ordinals of layers that can be updated to `version`, ascending.
+    fn updatable(&self, version: u32, layers: &[usize]) -> Result<Vec<usize>> {
+        let wrong = |kind, what: &'static str| Err(Error::new(kind, OPERATION).at(what));
+        if self.plan.source() == Source::Host {
+            return wrong(Kind::Unsupported, "weights that are pulled from the host");
+        }
+        if !self.shared {
+            return wrong(Kind::InvalidState, "parts that were not shared");
+        }
+        if self.spares.in_use() {
+            return wrong(Kind::Busy, "another update of these windows");
+        }
+        if version <= self.spares.begun {
+            return Err(Error::new(Kind::OutOfRange, OPERATION)
+                .at("a version that is not above all that were begun")
+                .with("version", version)
+                .with("begun", self.spares.begun));
+        }
+        let mut ordinals = Vec::new();
+        for layer in layers {
+            // The layer is ready, and its mappings are known.
+            self.layer(*layer)?;
+            ordinals.push(self.ordinal(*layer)?);
+        }
+        ordinals.sort_unstable();
+        if ordinals.is_empty() || ordinals.windows(2).any(|two| two.first() == two.last()) {
+            return wrong(Kind::InvalidConfig, "no layers, or one of them twice");
+        }
+        Ok(ordinals)
+    }
+
+    /// A layer's new version with its memory.
+    fn renewed(&self, ordinal: usize) -> Result<Renewed> {
+        let (plan, window) = self.at(ordinal)?;
+        let pages = window.stored.pages.clone();
+        let bytes = (pages.end - pages.start) * self.plan.grain();
+        let memory = match bytes {
+            0 => None,
+            _ => Some(Mapped { backing: self.device.backing(bytes)?, offset: 0, bytes }),
+        };
+        let ranks = self.plan.group().ranks as usize;
+        Ok(Renewed {
+            ordinal,
+            stored: Stored { pages, slice: None, memory },
+            filled: vec![false; plan.layout.tensors().len()],
+            others: vec![None; ranks],
+            digests: vec![None; ranks],
+        })
+    }
+
+    /// Lets the update write its memory, and read the parts of others.
+    fn lend(&mut self, update: &mut Update) -> Result<()> {
+        let (device, parked) = (Arc::clone(&self.device), update.parked);
+        for layer in &mut update.layers {
+            let Some(memory) = layer.stored.memory else { continue };
+            let Some(window) = self.windows.get_mut(layer.ordinal) else { continue };
+            let spare = match window.spare {
+                Some(spare) => spare,
+                None => {
+                    let made = parked.range(&*device, memory.bytes, Protection::ReadWrite)?;
+                    *window.spare.insert(made)
+                }
+            };
+            device.remap(spare, &[memory])?;
+            layer.stored.slice = Some(spare);
+        }
+        let of = |plan: &LayerPlan, rank| plan.cut.part(rank).end - plan.cut.part(rank).start;
+        let parts = self.plan.layers().iter().flat_map(|plan| self.others(plan).map(|rank| of(plan, rank)));
+        let most = parts.max().unwrap_or(0) * self.plan.grain();
+        if most > 0 {
+            let reading = match self.spares.reading {
+                Some(reading) => reading,
+                None => *self.spares.reading.insert(parked.range(&*device, most, Protection::Read)?),
+            };
+            // Also where no part of this rank's own has tried whether the device maps anything anew.
+            parked.park(&*device, reading)?;
+            update.reading = Some(reading);
+        }
+        Ok(())
+    }
+}
+
+impl Fills for Update {
+    fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn fillable(&self, layer: usize) -> Result<(usize, &LayerPlan, &Stored)> {
+        if self.state != State::Filling {
+            return Err(refused(Kind::InvalidState, layer, "other ranks have been given its new parts"));
+        }
+        let (plan, renewed) = self.of(layer)?;
+        Ok((renewed.ordinal, plan, &renewed.stored))
+    }
+
+    fn note_filled(&mut self, ordinal: usize, tensor: usize, is: bool) {
+        let layer = self.layers.iter_mut().find(|layer| layer.ordinal == ordinal);
+        if let Some(filled) = layer.and_then(|layer| layer.filled.get_mut(tensor)) {
+            *filled = is;
+        }
+    }
+
+    fn uses(&mut self, stream: Stream) {
+        if !self.streams.contains(&stream) {
+            self.streams.push(stream);
+        }
+    }
+
+    fn staged(&mut self) -> Result<(Arc<Map>, Slice)> {
+        self.staging.memory(&*self.device, self.plan.grain(), &*self.faults)
+    }
+
+    fn drain(&mut self, stream: Stream) -> Result<()> {
+        self.staging.drain(&*self.device, stream)
+    }
+}
+
+impl Update {
+    /// The version that it is of.
+    pub const fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// The layer's plan and its new version.
+    pub(super) fn of(&self, layer: usize) -> Result<(&LayerPlan, &Renewed)> {
+        let mut all = self.layers.iter().filter_map(|one| Some((self.plan.layers().get(one.ordinal)?, one)));
+        all.find(|(plan, _)| plan.layer == layer)
+            .ok_or_else(|| refused(Kind::OutOfRange, layer, "it is not part of the update"))
+    }
+
+    /// As [`Windows::fill`], of the new version.
+    ///
+    /// # Errors
+    /// As [`Windows::fill`]; [`Kind::OutOfRange`] for a layer that the update does not name.
+    pub fn fill(&mut self, layer: usize, name: &str, from: Slice, stream: Stream) -> Result<()> {
+        fill::fill(self, (layer, name), from, stream)
+    }
+
+    /// As [`Windows::fill_from`], of the new version: fills all layers of the update.
+    ///
+    /// # Errors
+    /// As [`Windows::fill_from`].
+    #[cfg(feature = "safetensors")]
+    pub fn fill_from(&mut self, files: &Files, stream: Stream) -> Result<()> {
+        let plans = self.layers.iter().filter_map(|one| self.plan.layers().get(one.ordinal));
+        let layers: Vec<usize> = plans.map(|plan| plan.layer).collect();
+        files::fill_from(self, files, layers.into_iter(), stream)
+    }
+
+    /// Checks that all layers were filled.
+    pub(super) fn is_filled(&self) -> Result<()> {
+        let rank = self.plan.group().rank;
+        self.layers.iter().try_for_each(|layer| {
+            let plan = self.plan.layers().get(layer.ordinal);
+            plan.map_or(Ok(()), |plan| crate::weights::window::filled(plan, &layer.filled, rank))
+        })
+    }
+
+    /// Waits until all work on the new memory has run.
+    pub(super) fn settle(&mut self) -> Result<()> {
+        while let Some(stream) = self.streams.last().copied() {
+            self.staging.drain(&*self.device, stream)?;
+            self.streams.pop();
+        }
+        Ok(())
+    }
+
+    /// Parks the addresses at which the new version was written. Before its memory is exported: a system that lets
+    /// others only read it would not map it again to be written, where something is refused.
+    pub(super) fn park(&mut self) -> Result<()> {
+        for layer in &mut self.layers {
+            if let Some(slice) = layer.stored.slice {
+                self.parked.park(&*self.device, slice)?;
+                layer.stored.slice = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the update: no rank takes the new version, unless all have committed already. Its memory is given back.
+    /// Blocks until the copies into it have run. Nothing happens to an update that is over.
+    ///
+    /// # Errors
+    /// Those of [`Device::synchronize`], [`Device::remap`] and [`Device::give_back`]; the memory stays with the device
+    /// then.
+    pub fn abort(&mut self) -> Result<()> {
+        // The windows are free for another one when this is done, however it ends.
+        let _user = self.user.take();
+        self.state = State::Over;
+        if let Some(ballot) = self.ballot.take() {
+            ballot.abort();
+        }
+        let layers = std::mem::take(&mut self.layers);
+        // What work still writes is not given back.
+        self.settle()?;
+        let mut result = Ok(());
+        for Renewed { stored, others, .. } in layers {
+            if let Some(slice) = stored.slice {
+                result = result.and(self.parked.park(&*self.device, slice));
+            }
+            let held: Vec<Mapped> = stored.memory.into_iter().chain(others.into_iter().flatten()).collect();
+            result = result.and(give_back(&*self.device, &held));
+        }
+        result
+    }
+}
+
+impl Drop for Update {
+    fn drop(&mut self) {
+        // What is refused stays with the device; no caller is there to be told.
+        let _ = self.abort();
+    }
+}

@@ -1,0 +1,217 @@
+//! New versions of sharded weights while ranks serve: all ranks of a group take a version at one border or none does,
+//! and no use of a window finds another version than its rank has. Every byte is a stamp of owner, layer, version and
+//! place.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+#[path = "update/borders.rs"]
+mod borders;
+#[path = "support/faulty.rs"]
+mod faulty;
+#[path = "update/order.rs"]
+mod order;
+#[path = "update/processes.rs"]
+mod processes;
+#[path = "update/refusals.rs"]
+mod refusals;
+#[path = "support/windows.rs"]
+mod windows;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+
+use forebay::Result;
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Slice, Stream};
+use forebay::os::{Faults, NoFaults};
+use forebay::peer::Links;
+use forebay::weights::{Border, Group, Outcome, Plan, Pulls, Ring, RingOptions, Update, Windows};
+use windows::{Folder, PATIENCE, Rank, expected, layers, patient, sharding, stamp_of};
+
+pub use faulty::Faulty;
+
+/// The host device's granule.
+pub fn grain() -> u64 {
+    HostDevice::new(HostOptions::default()).granularity()
+}
+
+pub fn no_faults() -> Arc<dyn Faults> {
+    Arc::new(NoFaults)
+}
+
+/// Five layers, of which one is resident, one has two tensors, and one has too few pages for three ranks.
+pub fn model() -> Vec<Vec<u64>> {
+    let grain = grain();
+    vec![vec![5 * grain + 10], vec![7 * grain, 90], vec![3 * grain], vec![grain], vec![6 * grain + 5]]
+}
+
+pub fn plan(rank: u32, ranks: u32) -> Plan {
+    Plan::new(&layers(&model()), Group { id: 9, rank, ranks }, &sharding(grain())).unwrap()
+}
+
+/// Whether bytes are what they have to be.
+pub fn right(shown: &[u8], expected: &[Option<u8>]) -> bool {
+    shown.len() == expected.len()
+        && shown.iter().zip(expected).all(|(shown, byte)| byte.is_none_or(|byte| byte == *shown))
+}
+
+/// A rank that steps: each use of a layer compares every byte.
+pub struct Engine {
+    pub rank: Rank,
+    pub ring: Ring<Windows>,
+    pub plan: Plan,
+    pub links: Links,
+    /// The version that it has, by layer.
+    pub versions: Vec<u32>,
+    pub step: u64,
+    addresses: Vec<Slice>,
+}
+
+impl Engine {
+    /// A rank that has met its group and shared.
+    pub fn new(
+        device: &Arc<dyn Device>,
+        (rank, ranks): (u32, u32),
+        folder: &Path,
+        faults: &Arc<dyn Faults>,
+    ) -> Result<Engine> {
+        let plan = plan(rank, ranks);
+        let mut own = Rank::new(device, plan.clone(), Pulls { copy: 2 * grain() }, faults)?;
+        own.fill()?;
+        let links = own.share(folder, patient(), faults)?;
+        // The windows go into the ring; the rank keeps others, of one page, and its memory to read with.
+        let one =
+            Plan::new(&layers(&[vec![1]]), Group { id: 0, rank: 0, ranks: 1 }, &sharding(grain())).unwrap();
+        let other = HostDevice::new(HostOptions::default()) as Arc<dyn Device>;
+        let one = Windows::new(&other, one, Pulls::default(), &no_faults())?;
+        let windows = std::mem::replace(&mut own.windows, one);
+        let all: Vec<usize> = plan.layers().iter().map(|layer| layer.layer).collect();
+        let addresses = all.iter().map(|layer| windows.layer(*layer)).collect::<Result<Vec<_>>>()?;
+        let ring = Ring::new(device, windows, RingOptions::default())?;
+        let versions = vec![0; all.len()];
+        Ok(Engine { rank: own, ring, plan, links, versions, step: 0, addresses })
+    }
+
+    pub fn layers(&self) -> Vec<usize> {
+        self.plan.layers().iter().map(|layer| layer.layer).collect()
+    }
+
+    pub fn own(&self) -> u32 {
+        self.plan.group().rank
+    }
+
+    pub fn stream(&self) -> Stream {
+        self.rank.stream
+    }
+
+    /// Whether a layer shows its version now.
+    pub fn shows(&self, layer: usize) -> bool {
+        let window = self.ring.pulls().layer(layer).unwrap();
+        right(&self.rank.read(window), &expected(&self.plan, layer, self.versions[layer]))
+    }
+
+    /// One step.
+    pub fn step(&mut self) -> Result<()> {
+        self.ring.begin(1, 0)?;
+        for layer in self.layers() {
+            self.ring.enter(layer, 0, self.stream())?;
+            assert_eq!(self.ring.pulls().layer(layer)?, self.addresses[layer]);
+            assert!(
+                self.shows(layer),
+                "rank {}, step {}: layer {layer} shows no whole version {}",
+                self.own(),
+                self.step,
+                self.versions[layer]
+            );
+            self.ring.leave(layer, 0, self.stream())?;
+        }
+        self.step += 1;
+        self.ring.end(self.stream())
+    }
+
+    /// Fills all of an update.
+    pub fn fill(&self, update: &mut Update, layers: &[usize]) -> Result<()> {
+        layers.iter().try_for_each(|layer| self.fill_one(update, *layer))
+    }
+
+    pub fn fill_one(&self, update: &mut Update, layer: usize) -> Result<()> {
+        let (version, own) = (update.version(), self.own());
+        let plan = self.plan.layers().iter().find(|one| one.layer == layer).unwrap();
+        for placed in plan.layout.tensors() {
+            let at = placed.offset..placed.offset + placed.bytes;
+            let bytes: Vec<u8> = at.map(|at| stamp_of(own, version, layer, at)).collect();
+            let from = self.rank.holds(&bytes);
+            update.fill(layer, &placed.name, from, self.stream())?;
+            self.rank.wait()?;
+        }
+        Ok(())
+    }
+
+    /// An update that is filled.
+    pub fn filled(&mut self, version: u32, layers: &[usize]) -> Result<Update> {
+        let mut update = self.ring.update(version, layers, u64::MAX)?;
+        self.fill(&mut update, layers)?;
+        Ok(update)
+    }
+
+    pub fn share(&mut self, update: &mut Update) -> Result<()> {
+        let stream = self.stream();
+        update.share(&mut self.links, stream, PATIENCE)
+    }
+
+    pub fn border(&self) -> Border {
+        Border { step: self.step, stream: self.stream(), at_most: PATIENCE }
+    }
+
+    /// Commits, and notes what this rank has then.
+    pub fn commit(&mut self, update: &mut Update, layers: &[usize], border: Border) -> Result<Outcome> {
+        let outcome = self.ring.commit(update, &mut self.links, border)?;
+        if outcome == Outcome::Committed {
+            layers.iter().for_each(|layer| self.versions[*layer] = update.version());
+        }
+        for layer in self.layers() {
+            assert_eq!(self.ring.pulls().version(layer), Ok(self.versions[layer]));
+        }
+        Ok(outcome)
+    }
+
+    /// A whole update with a step after each of its calls.
+    pub fn updates(&mut self, version: u32, layers: &[usize]) -> Result<Outcome> {
+        let mut update = self.ring.update(version, layers, u64::MAX)?;
+        for layer in layers {
+            self.fill_one(&mut update, *layer)?;
+            self.step()?;
+        }
+        self.share(&mut update)?;
+        self.step()?;
+        update.verify(self.stream())?;
+        self.step()?;
+        let outcome = self.commit(&mut update, layers, self.border())?;
+        self.step()?;
+        self.step()?;
+        Ok(outcome)
+    }
+}
+
+/// Host devices that count what they hold.
+pub fn counted(count: u32) -> Vec<Arc<Faulty>> {
+    (0..count).map(|_| Faulty::new(HostDevice::new(HostOptions::default()), false)).collect()
+}
+
+/// Ranks that have shared, each in a thread of its own, which do `work`. Sessions and devices live as long as the
+/// slowest of them.
+pub fn group<D: Device + 'static>(devices: &[Arc<D>], work: impl Fn(&mut Engine, &Arc<D>) + Sync) {
+    let folder = Folder::new();
+    let one = |own: &Arc<D>, rank: u32| {
+        let device: Arc<dyn Device> = own.clone();
+        let mut engine = Engine::new(&device, (rank, devices.len() as u32), &folder.0, &no_faults()).unwrap();
+        work(&mut engine, own);
+        engine
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> =
+            devices.iter().zip(0..).map(|(own, rank)| scope.spawn(move || one(own, rank))).collect();
+        let ended: Vec<_> = threads.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        assert!(ended.iter().all(std::result::Result::is_ok), "a rank has failed");
+    });
+}

@@ -1,0 +1,205 @@
+//! Real processes: a rank that is killed at every point of an update. Those that live agree on one version and have all
+//! of its bytes, and the version is the old one where no decision was made.
+
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use forebay::device::Device;
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::os::{Call, Faults};
+use forebay::weights::{Border, Outcome};
+use forebay::{Kind, Result};
+use nix::sys::signal::{Signal, raise};
+
+use crate::Engine;
+use crate::windows::{Folder, PATIENCE};
+
+/// Gives a test's child process its task: rank, ranks, where rank 1 is killed, and the folder.
+const CHILD: &str = "FOREBAY_TEST_CHILD";
+
+/// Where rank 1 is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Death {
+    Never,
+    /// With half of the layers filled.
+    Fill,
+    /// When it is about to send its third part.
+    Give,
+    /// When all parts are exchanged.
+    Shared,
+    /// When it is ready and waits for the others, which come later.
+    Ready,
+    /// At its first mapping after the decision, with nothing flipped, and in the middle.
+    Flip,
+    HalfFlipped,
+    /// When it has the new version.
+    After,
+}
+
+const DEATHS: [Death; 8] = [
+    Death::Never,
+    Death::Fill,
+    Death::Give,
+    Death::Shared,
+    Death::Ready,
+    Death::Flip,
+    Death::HalfFlipped,
+    Death::After,
+];
+
+fn die() {
+    raise(Signal::SIGKILL).unwrap();
+}
+
+/// Kills the process at a call of this kind, once it was armed with how many pass before.
+#[derive(Debug)]
+struct DiesAt(Call, AtomicU32);
+
+const NEVER: u32 = u32::MAX;
+
+impl DiesAt {
+    fn arm(&self, passing: u32) {
+        self.1.store(passing, Ordering::Relaxed);
+    }
+}
+
+impl Faults for DiesAt {
+    fn before(&self, call: Call) -> Option<i32> {
+        if call == self.0
+            && self.1.load(Ordering::Relaxed) != NEVER
+            && self.1.fetch_sub(1, Ordering::Relaxed) == 0
+        {
+            die();
+        }
+        None
+    }
+}
+
+/// One rank, as a process. Returns the version that it has at the end.
+fn rank((own, ranks): (u32, u32), death: Death, folder: &Path) -> Result<u32> {
+    let dies = |at| own == 1 && death == at;
+    // Two mappings a layer are this rank's own and others' parts.
+    let call = match death {
+        Death::Give => Call::Send,
+        Death::Ready => Call::Poll,
+        _ => Call::MapFixed,
+    };
+    let faults = Arc::new(DiesAt(call, AtomicU32::new(NEVER)));
+    let shared: Arc<dyn Faults> = faults.clone();
+    let device: Arc<dyn Device> = HostDevice::with_faults(HostOptions::default(), faults.clone());
+    let mut engine = Engine::new(&device, (own, ranks), folder, &shared)?;
+    engine.step()?;
+    let all = engine.layers();
+    let mut update = engine.ring.update(1, &all, u64::MAX)?;
+    for layer in &all {
+        if dies(Death::Fill) && *layer == 2 {
+            die();
+        }
+        engine.fill_one(&mut update, *layer)?;
+    }
+    if dies(Death::Give) {
+        faults.arm(2 * (ranks - 1));
+    }
+    let border = Border { at_most: PATIENCE, ..engine.border() };
+    let outcome = match engine.share(&mut update) {
+        // It learns only by its sessions that the other one has gone.
+        Err(error) => Outcome::Aborted(error),
+        Ok(()) => {
+            match death {
+                Death::Shared if own == 1 => die(),
+                // It waits for the others, and is killed when it has done so for some time.
+                Death::Ready if own == 1 => faults.arm(20),
+                Death::Ready => std::thread::sleep(Duration::from_millis(200)),
+                Death::Flip if own == 1 => faults.arm(0),
+                Death::HalfFlipped if own == 1 => faults.arm(5),
+                _ => {}
+            }
+            engine.commit(&mut update, &all, border)?
+        }
+    };
+    if dies(Death::After) {
+        die();
+    }
+    drop(update);
+    if death == Death::Never {
+        // Of one update nothing stays open, however many there are.
+        engine.updates(2, &all)?;
+        let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let before = open();
+        engine.updates(3, &all)?;
+        assert_eq!(open(), before);
+        return Ok(3);
+    }
+    let version = match &outcome {
+        Outcome::Committed => 1,
+        Outcome::Aborted(why) => {
+            // Of two that live one may learn of it by the other, which may have ended already.
+            let told = why.number("rank") == Some(1) || ranks > 2;
+            assert!(told && matches!(why.kind(), Kind::PeerLost | Kind::Cancelled), "{why}");
+            0
+        }
+    };
+    // The memory of the one that was killed stays mapped: every byte of the version that all have.
+    engine.step()?;
+    engine.step()?;
+    assert!(engine.versions.iter().all(|own| *own == version));
+    Ok(version)
+}
+
+/// The ranks of a group as processes, which are gone when the test is.
+struct Processes(Vec<Child>);
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn those_that_live_have_one_version_whenever_a_rank_is_killed() {
+    const NAME: &str = "processes::those_that_live_have_one_version_whenever_a_rank_is_killed";
+    if let Ok(told) = std::env::var(CHILD) {
+        let words: Vec<&str> = told.split(',').collect();
+        let [own, ranks, death, folder] = words[..] else { panic!("{told}") };
+        let number = |word: &str| word.parse::<u32>().unwrap();
+        let death = DEATHS.into_iter().find(|it| format!("{it:?}") == death).unwrap();
+        let version = rank((number(own), number(ranks)), death, Path::new(folder)).unwrap();
+        std::fs::write(Path::new(folder).join(format!("version-{own}")), version.to_string()).unwrap();
+        return;
+    }
+    for (death, ranks) in DEATHS.into_iter().zip([2, 2, 3, 3, 2, 3, 3, 2]) {
+        let folder = Folder::new();
+        let start = |rank: u32| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", NAME, "--nocapture"])
+                .env(CHILD, format!("{rank},{ranks},{death:?},{}", folder.0.display()))
+                .spawn()
+                .unwrap()
+        };
+        let mut all = Processes((0..ranks).map(start).collect());
+        let ended: Vec<ExitStatus> = all.0.iter_mut().map(|child| child.wait().unwrap()).collect();
+        for (rank, status) in ended.iter().enumerate() {
+            assert_eq!(
+                status.success(),
+                rank != 1 || death == Death::Never,
+                "{death:?}, rank {rank}: {status}"
+            );
+        }
+        let version = |rank: &u32| std::fs::read_to_string(folder.0.join(format!("version-{rank}"))).unwrap();
+        let versions: Vec<String> = (0..ranks).filter(|rank| *rank != 1).map(|rank| version(&rank)).collect();
+        let committed = matches!(death, Death::Flip | Death::HalfFlipped | Death::After);
+        // A rank that was ready decides nothing by its death: the last one that comes commits.
+        let expected = match death {
+            Death::Never => "3",
+            _ if committed || death == Death::Ready => "1",
+            _ => "0",
+        };
+        assert!(versions.iter().all(|version| version == expected), "{death:?}: {versions:?}");
+    }
+}
