@@ -15,6 +15,8 @@ mod processes;
 mod refusals;
 #[path = "support/windows.rs"]
 mod windows;
+#[path = "update/world.rs"]
+mod world;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -61,23 +63,43 @@ pub struct Engine {
     pub ring: Ring<Windows>,
     pub plan: Plan,
     pub links: Links,
-    /// The version that it has, by layer.
+    /// The version that it has, by layer; and what its windows say, which begin with 0 when it is started again.
     pub versions: Vec<u32>,
+    told: Vec<u32>,
     pub step: u64,
     addresses: Vec<Slice>,
 }
 
 impl Engine {
-    /// A rank that has met its group and shared.
+    /// A rank that has met its group and shared the first version.
     pub fn new(
         device: &Arc<dyn Device>,
         (rank, ranks): (u32, u32),
         folder: &Path,
         faults: &Arc<dyn Faults>,
     ) -> Result<Engine> {
+        Engine::of_versions(device, (rank, ranks), folder, faults, &vec![0; model().len()])
+    }
+
+    /// A rank that has met its group and shared layers of these versions.
+    pub fn of_versions(
+        device: &Arc<dyn Device>,
+        (rank, ranks): (u32, u32),
+        folder: &Path,
+        faults: &Arc<dyn Faults>,
+        versions: &[u32],
+    ) -> Result<Engine> {
         let plan = plan(rank, ranks);
         let mut own = Rank::new(device, plan.clone(), Pulls { copy: 2 * grain() }, faults)?;
-        own.fill()?;
+        for (layer, version) in plan.layers().iter().zip(versions) {
+            for placed in layer.layout.tensors() {
+                let at = placed.offset..placed.offset + placed.bytes;
+                let bytes: Vec<u8> = at.map(|at| stamp_of(rank, *version, layer.layer, at)).collect();
+                let from = own.holds(&bytes);
+                own.windows.fill(layer.layer, &placed.name, from, own.stream)?;
+                own.wait()?;
+            }
+        }
         let links = own.share(folder, patient(), faults)?;
         // The windows go into the ring; the rank keeps others, of one page, and its memory to read with.
         let one =
@@ -88,8 +110,8 @@ impl Engine {
         let all: Vec<usize> = plan.layers().iter().map(|layer| layer.layer).collect();
         let addresses = all.iter().map(|layer| windows.layer(*layer)).collect::<Result<Vec<_>>>()?;
         let ring = Ring::new(device, windows, RingOptions::default())?;
-        let versions = vec![0; all.len()];
-        Ok(Engine { rank: own, ring, plan, links, versions, step: 0, addresses })
+        let (versions, told) = (versions.to_vec(), vec![0; all.len()]);
+        Ok(Engine { rank: own, ring, plan, links, versions, told, step: 0, addresses })
     }
 
     pub fn layers(&self) -> Vec<usize> {
@@ -167,10 +189,12 @@ impl Engine {
     pub fn commit(&mut self, update: &mut Update, layers: &[usize], border: Border) -> Result<Outcome> {
         let outcome = self.ring.commit(update, &mut self.links, border)?;
         if outcome == Outcome::Committed {
-            layers.iter().for_each(|layer| self.versions[*layer] = update.version());
+            for layer in layers {
+                (self.versions[*layer], self.told[*layer]) = (update.version(), update.version());
+            }
         }
         for layer in self.layers() {
-            assert_eq!(self.ring.pulls().version(layer), Ok(self.versions[layer]));
+            assert_eq!(self.ring.pulls().version(layer), Ok(self.told[layer]));
         }
         Ok(outcome)
     }

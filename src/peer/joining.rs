@@ -120,6 +120,11 @@ impl Door {
         Ok(sockets)
     }
 
+    /// Listens no longer, until the next look.
+    pub fn shut(&mut self) {
+        self.listener = None;
+    }
+
     /// Keeps a connection at the door.
     ///
     /// # Errors
@@ -137,31 +142,38 @@ impl Door {
     ///
     /// # Errors
     /// As [`Joining::hello`]; [`Kind::TimedOut`] for a connection that has been at the door for `at_most`. It is closed
-    /// then, and the next call looks at the others.
+    /// then, and the next call looks at the others. A process that this side connected to and that ended before its hello
+    /// is no error: the next look connects to the one that follows it.
     pub fn next(
         &mut self,
         is_lost: impl Fn(u32) -> bool,
         at_most: Duration,
     ) -> Result<Option<(Hello, Link)>> {
-        for at in 0..self.coming.len() {
-            let Some(Coming { joining, since, theirs }) = self.coming.get_mut(at) else { continue };
+        let mut at = 0;
+        while let Some(Coming { joining, since, theirs }) = self.coming.get_mut(at) {
             if theirs.is_none() {
                 match joining.hello() {
                     Ok(hello) => *theirs = hello,
                     Err(error) => {
+                        let ended = joining.rank.is_some() && error.kind() == Kind::PeerLost;
                         self.coming.remove(at);
+                        if ended {
+                            continue;
+                        }
                         return Err(error);
                     }
                 }
             }
+            let here = at;
+            at += 1;
             let Some(theirs) = *theirs else { continue };
             let late = since.elapsed() >= at_most;
             if is_lost(theirs.rank) {
-                let Coming { joining, .. } = self.coming.remove(at);
+                let Coming { joining, .. } = self.coming.remove(here);
                 return Ok(Some((theirs, joining.link)));
             }
             if late {
-                self.coming.remove(at);
+                self.coming.remove(here);
                 return Err(Error::new(Kind::TimedOut, OPERATION)
                     .at("a second process of a rank that has not ended")
                     .with("rank", theirs.rank)

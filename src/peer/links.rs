@@ -40,6 +40,8 @@ pub(super) const PAUSE: Duration = Duration::from_millis(1);
 /// The sessions of a process with all others of its group.
 #[derive(Debug)]
 pub struct Links {
+    /// Before the sessions, so that nothing is connected to when they end.
+    pub(super) door: Door,
     pub(super) own: Hello,
     pub(super) limits: Limits,
     /// By rank; without those that were lost.
@@ -57,7 +59,6 @@ pub struct Links {
     /// The rank whose session [`Links::event`] looks at first.
     turn: u32,
     pub(super) faults: Arc<dyn Faults>,
-    pub(super) door: Door,
     /// This process's rank, as long as the sessions live. Behind them, so that it is given back last.
     pub(super) seat: Option<Seat>,
 }

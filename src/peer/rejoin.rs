@@ -51,6 +51,9 @@ impl Links {
                 break Err(error);
             }
         };
+        if self.lost.keys().all(|rank| *rank < self.own.rank) {
+            self.door.shut();
+        }
         self.put_back();
         found
     }

@@ -135,11 +135,12 @@ struct Progress {
 }
 
 /// Gives `ranks` all parts and takes theirs, within `at_most`. What ranks say beside it is set aside, and so is the loss
-/// of other ranks.
+/// of other ranks, and of one that has given all.
 ///
 /// # Errors
 /// [`Kind::TimedOut`] and [`Kind::PeerLost`] with the rank; those of the parts and of [`Links::event`]. The error of a
-/// rank that is lost comes at once, or when the exchange with the others has ended ([`Parts::outlives_a_rank`]).
+/// rank that is lost before it has given all comes at once, or when the exchange with the others has ended
+/// ([`Parts::outlives_a_rank`]).
 pub(super) fn exchange(
     parts: &mut impl Parts,
     links: &mut Links,
@@ -165,12 +166,13 @@ pub(super) fn exchange(
             }
             Err(error) => {
                 let rank = error.number("rank").and_then(|rank| u32::try_from(rank).ok());
-                let Some(rank) = rank.filter(|rank| parts.outlives_a_rank() || !ranks.contains(rank)) else {
-                    return Err(error);
-                };
+                let Some(rank) = rank else { return Err(error) };
+                // One that has given all is missed by a later call.
+                let owes = all.iter().any(|one| one.rank == rank && one.got < count);
                 all.retain(|one| one.rank != rank);
-                match lost {
-                    None if ranks.contains(&rank) => lost = Some(error),
+                match (owes, &lost) {
+                    (true, _) if !parts.outlives_a_rank() => return Err(error),
+                    (true, None) => lost = Some(error),
                     _ => links.set_loss_aside(rank, error),
                 }
             }

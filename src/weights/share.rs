@@ -5,7 +5,8 @@
 //! has been sent. What lies in the memory is the other rank's word; [`Windows::verify`] reads it.
 //!
 //! **A rank that is lost meanwhile** does not end the exchange with the others, which wait for this rank's parts in
-//! turn. Its error comes when they have theirs. When it has come back, the rest is between the two ([`super::rejoin`]).
+//! turn. If it has not given all, its error comes when they have theirs; otherwise [`Links::event`] tells. When it has
+//! come back, the rest is between the two ([`super::rejoin`]).
 //!
 //! **Open files.** On the host device a process holds one file for each part that it took, for each part of its own,
 //! for each buffer, and for each session: with n ranks and l sharded layers about n x l + n. 16 ranks and 60 sharded
