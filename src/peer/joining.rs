@@ -142,8 +142,8 @@ impl Door {
     ///
     /// # Errors
     /// As [`Joining::hello`]; [`Kind::TimedOut`] for a connection that has been at the door for `at_most`. It is closed
-    /// then, and the next call looks at the others. A process that this side connected to and that ended before its hello
-    /// is no error: the next look connects to the one that follows it.
+    /// then, and the next call looks at the others. A process that this side connected to and that ended before its
+    /// hello is no error: the next look connects to the one that follows it.
     pub fn next(
         &mut self,
         is_lost: impl Fn(u32) -> bool,

@@ -134,8 +134,8 @@ struct Progress {
     got: usize,
 }
 
-/// Gives `ranks` all parts and takes theirs, within `at_most`. What ranks say beside it is set aside, and so is the loss
-/// of other ranks, and of one that has given all.
+/// Gives `ranks` all parts and takes theirs, within `at_most`. What ranks say beside it is set aside, and so is the
+/// loss of other ranks, and of one that has given all.
 ///
 /// # Errors
 /// [`Kind::TimedOut`] and [`Kind::PeerLost`] with the rank; those of the parts and of [`Links::event`]. The error of a

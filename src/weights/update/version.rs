@@ -82,7 +82,8 @@ pub struct Update {
 }
 
 impl Windows {
-    /// The version of a layer's weights: 0 until the first update of it was committed.
+    /// The version of a layer's weights: 0 until the first update of it was committed. A process that was started again
+    /// begins with 0, whatever it was filled with.
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for a layer that is not shardable.
