@@ -1,13 +1,13 @@
 //! The device memory of a ring's weights, made smaller and larger between two steps.
 //!
 //! A sharded layer shares buffers with others, and a resident one has memory of its own for what it would pull. So an
-//! engine can turn weights into room for sequences and back: it calls [`Ring::shrink`] before it makes a larger cache,
-//! whose index keys and slots take the memory that is freed, and [`Ring::grow`] when it has made a smaller one.
-//! Addresses and captured graphs stay.
+//! engine can turn weights into room for sequences: it calls [`Ring::shrink`] before it makes a cache, whose index keys
+//! and slots take the memory that is freed. A device keeps a cache's memory for as long as it lives, so [`Ring::grow`]
+//! gets none of that back. The weights' addresses and the pulls of captured graphs stay.
 //!
-//! **Which layers** become resident first is the same on every rank and at every budget, so that a change moves as few
-//! layers as it can: those whose place among the sharded layers is first with its bits reversed. Any number of the
-//! first ones is spread over the model, so that pulls of the others have more time.
+//! **Which layers** become resident first is one order: those whose place among the sharded layers is first with its
+//! bits reversed, which spreads them over the model. A layer that does not fit is left out, so which ones are resident
+//! depends on sizes and on the budgets before.
 //!
 //! **Costs.** A layer that becomes resident is pulled once and mapped twice; one that becomes sharded is mapped twice.
 //! The calls wait for pulls that are under way, and block.
