@@ -13,6 +13,8 @@ mod order;
 mod processes;
 #[path = "update/refusals.rs"]
 mod refusals;
+#[path = "update/returns.rs"]
+mod returns;
 #[path = "support/windows.rs"]
 mod windows;
 #[path = "update/world.rs"]

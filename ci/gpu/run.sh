@@ -132,13 +132,16 @@ plan() {
 # Whether a signal ended the run.
 stopped() { [ -e "$work/stopped" ]; }
 
-# Unpacks the test programs, by tar and xz or by Python.
+# Unpacks the test programs, by tar and xz or by Python; both say in a log why they could not. What is there is whole.
 unpack() {
+    local new=$work/tests.new
     tests=$work/tests
     [ ! -d "$tests" ] || return 0
-    mkdir "$tests" && { tar -xJf "$here/tests.tar.xz" -C "$tests" 2>/dev/null ||
+    rm -rf "$new" && mkdir "$new" || return 1
+    tar -xJf "$here/tests.tar.xz" -C "$new" >"$logs/unpack.log" 2>&1 ||
         python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' \
-            "$here/tests.tar.xz" "$tests"; }
+            "$here/tests.tar.xz" "$new" >>"$logs/unpack.log" 2>&1 || return 1
+    mv "$new" "$tests"
 }
 
 # Seconds that the part has left.

@@ -52,6 +52,8 @@ pub struct Links {
     pub(super) holds: BTreeMap<u32, Digest>,
     /// The ranks that have come back, until they are given what others had before.
     pub(super) returned: BTreeSet<u32>,
+    /// The ranks whose sessions were lost, in their order; one that was lost twice is there twice.
+    losses: Vec<u32>,
     /// What arrived before all had met; [`Links::event`] returns it first.
     pub(super) early: Kept,
     /// What was received and is to be returned later.
@@ -143,6 +145,7 @@ impl Links {
             lost: BTreeMap::new(),
             holds: BTreeMap::new(),
             returned: BTreeSet::new(),
+            losses: Vec::new(),
             early: Kept::default(),
             aside: Kept::default(),
             turn: 0,
@@ -181,13 +184,16 @@ impl Links {
                 waiting.push(one);
                 continue;
             };
-            if self.links.insert(theirs.rank, one.link).is_some() {
+            if self.links.contains_key(&theirs.rank) {
+                // The first process may have ended, and this one follow it.
+                self.early()?;
                 return Err(Error::new(Kind::InvalidConfig, OPERATION)
                     .at("two processes of one rank")
                     .with("rank", theirs.rank)
                     .with("group", theirs.group)
                     .hint("give each process of a group a rank of its own"));
             }
+            self.links.insert(theirs.rank, one.link);
             self.holds.insert(theirs.rank, theirs.content);
         }
         Ok(waiting)
@@ -219,7 +225,7 @@ impl Links {
     }
 
     /// The ranks whose sessions have failed, and why, in the order of ranks. [`Links::event`] has returned each of
-    /// these errors once.
+    /// these errors once, or will, or the call that was waiting for that rank has.
     pub fn lost(&self) -> impl Iterator<Item = (u32, &Error)> {
         self.lost.iter().map(|(rank, error)| (*rank, error))
     }
@@ -229,8 +235,14 @@ impl Links {
         let error = of_rank(error, rank);
         self.links.remove(&rank);
         self.returned.remove(&rank);
+        self.losses.push(rank);
         self.lost.insert(rank, error.clone());
         error
+    }
+
+    /// The ranks whose sessions were lost, in their order, also those that have come back since.
+    pub(crate) fn losses(&self) -> &[u32] {
+        &self.losses
     }
 
     /// Ends the session with a rank, if it has not failed, because of an error that leaves it of no use.
@@ -248,8 +260,10 @@ impl Links {
         self.returned.first().copied()
     }
 
-    /// Notes what this rank and the others hold from now on. Ranks that come back have to hold the same.
+    /// Notes what this rank and the others hold from now on. Ranks that come back have to hold the same; those at the
+    /// door were told otherwise, and connect anew.
     pub(crate) fn renew(&mut self, content: impl Fn(u32) -> Digest) {
+        self.door = Door::default();
         self.own.content = content(self.own.rank);
         self.holds.iter_mut().for_each(|(rank, held)| *held = content(*rank));
     }
@@ -323,15 +337,24 @@ impl Links {
         ranks.iter().copied().find(waits)
     }
 
-    /// Sets aside what arrives for at most `at_most`, and which ranks are lost meanwhile.
+    /// Sets aside all that has arrived, and which ranks were lost. Never waits.
+    ///
+    /// # Errors
+    /// As [`Links::serve`].
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        while self.serve(Duration::ZERO)? {}
+        Ok(())
+    }
+
+    /// Sets aside what arrives for at most `at_most`, one event, or which rank is lost. Returns whether anything was.
     ///
     /// # Errors
     /// Those of [`Links::event`] that have no rank.
-    pub(crate) fn serve(&mut self, at_most: Duration) -> Result<()> {
+    fn serve(&mut self, at_most: Duration) -> Result<bool> {
         let (rank, error) = match self.event(at_most) {
-            Ok(None) => return Ok(()),
+            Ok(None) => return Ok(false),
             Ok(Some((rank, event))) => match self.set_aside(rank, event) {
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(true),
                 Err(error) => (rank, error),
             },
             Err(error) => match error.number("rank").and_then(|rank| u32::try_from(rank).ok()) {
@@ -340,7 +363,23 @@ impl Links {
             },
         };
         self.set_loss_aside(rank, error);
-        Ok(())
+        Ok(true)
+    }
+
+    /// Takes at most one event of each session, for [`Links::event`] to return later, and keeps the sessions alive.
+    pub(super) fn pump(&mut self) {
+        for rank in self.links.keys().copied().collect::<Vec<_>>() {
+            let Some(link) = self.links.get_mut(&rank) else { continue };
+            let kept = match link.event(Duration::ZERO) {
+                Ok(None) => Ok(()),
+                Ok(Some(event)) => self.early.push(rank, event),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = kept {
+                let error = self.lose(rank, error);
+                self.early.push_loss(rank, error);
+            }
+        }
     }
 
     /// The next event of any session, with its rank; `None` if there is none for `at_most`, or if all are over or lost.

@@ -54,7 +54,6 @@ impl Links {
         if self.lost.keys().all(|rank| *rank < self.own.rank) {
             self.door.shut();
         }
-        self.put_back();
         found
     }
 
@@ -90,7 +89,7 @@ impl Links {
                 .at("a process with another content than its rank had")
                 .with("rank", rank)
                 .with("group", theirs.group)
-                .hint("start a rank again with the weights that it had"));
+                .hint("start a rank again with the weights that its group uses now"));
         }
         self.lost.remove(&rank);
         self.early.forget(rank);
@@ -105,6 +104,7 @@ impl Links {
         let open = self.links.values().filter(|link| !link.is_over()).map(|link| link.awaited());
         let sockets: Vec<_> = open.chain(self.door.awaited()).collect();
         os::wait(&sockets, at_most, &*self.faults)?;
-        self.serve(Duration::ZERO)
+        self.pump();
+        Ok(())
     }
 }

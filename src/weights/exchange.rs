@@ -27,9 +27,18 @@ use crate::peer::{Digest, Event, Links};
 
 /// The operation that errors of an exchange name.
 pub(super) const OPERATION: &str = "share weights";
+/// What messages are.
 pub(super) const PART: u32 = 1;
+pub(super) const BEGINS: u32 = 16;
+pub(super) const RENEWED: u32 = 17;
+pub(super) const FAILS: u32 = 18;
 /// Bytes of a part's message.
 pub(super) const BYTES: usize = 48;
+
+/// What a message is, if it is of an update.
+pub(super) fn of_update(bytes: &[u8]) -> Option<u32> {
+    bytes.first_chunk().map(|kind| u32::from_le_bytes(*kind)).filter(|kind| (BEGINS..=FAILS).contains(kind))
+}
 
 /// What a rank says of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,9 +156,27 @@ pub(super) fn exchange(
     ranks: &[u32],
     at_most: Duration,
 ) -> Result<()> {
+    let mut lost = None;
+    match (served(parts, links, ranks, at_most, &mut lost), lost) {
+        (Ok(()), Some((_, error))) => Err(error),
+        (result, None) => result,
+        (Err(error), Some((rank, loss))) => {
+            links.set_loss_aside(rank, loss);
+            Err(error)
+        }
+    }
+}
+
+/// The exchange, and the first rank that was lost in it.
+fn served(
+    parts: &mut impl Parts,
+    links: &mut Links,
+    ranks: &[u32],
+    at_most: Duration,
+    lost: &mut Option<(u32, Error)>,
+) -> Result<()> {
     let (start, count) = (Instant::now(), parts.count());
     let mut all: Vec<Progress> = ranks.iter().map(|rank| Progress { rank: *rank, got: 0 }).collect();
-    let mut lost = None;
     if count > 0 {
         ranks.iter().try_for_each(|rank| parts.give(links, *rank, 0))?;
     }
@@ -172,14 +199,13 @@ pub(super) fn exchange(
                 all.retain(|one| one.rank != rank);
                 match (owes, &lost) {
                     (true, _) if !parts.outlives_a_rank() => return Err(error),
-                    (true, None) => lost = Some(error),
+                    (true, None) => *lost = Some((rank, error)),
                     _ => links.set_loss_aside(rank, error),
                 }
             }
         }
     }
-    links.flush(ranks, at_most.saturating_sub(start.elapsed()))?;
-    lost.map_or(Ok(()), Err)
+    links.flush(ranks, at_most.saturating_sub(start.elapsed()))
 }
 
 /// Keeps what a rank says for another call. The loss of one that is not asked is kept too.

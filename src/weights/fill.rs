@@ -194,7 +194,10 @@ impl Windows {
     /// other streams must have run before.
     ///
     /// Ranks that fill from different checkpoints of one shape (DeepSeek-V3 and R1 have the same names and sizes) find
-    /// each other out only by `geometry`: let it cover what the checkpoint is, such as the hashes of its files.
+    /// each other out only by `geometry`: let it cover what the checkpoint is at the group's start, such as the hashes
+    /// of its files. It stays that for as long as the group lives, also when new weights are committed, and a rank that
+    /// comes back says the same. The content tells versions apart in sharded layers; those that the plan keeps resident
+    /// have none.
     ///
     /// # Errors
     /// [`Kind::InvalidState`] for a layer that was not filled, with the tensor; those of

@@ -36,9 +36,10 @@ impl Windows {
     /// # Errors
     /// As [`Windows::share`], and those of [`crate::device::Device::remap`] with rank and layer; [`Kind::Corrupt`] for
     /// a part that is not the one of before; [`Kind::InvalidState`] before the parts were shared, and for a rank that
-    /// has not come back. The session with the rank ends, unless this is a call that was wrong: it is lost again, and
-    /// can come back again. Each of its parts is mapped as before or anew then, and the bytes of both are the same.
-    /// Where a device has failed, every later call for the layer returns that error.
+    /// has not come back; the error of a layer that cannot be used. The session with the rank ends, unless this is a
+    /// call that was wrong: it is lost again, and can come back again. Each of its parts is mapped as before or anew
+    /// then, and the bytes of both are the same. Where a device has failed, every later call for the layer returns that
+    /// error.
     pub fn reattach(&mut self, rank: u32, links: &mut Links, at_most: Duration) -> Result<()> {
         let group = self.plan.group();
         let wrong = |kind, place| Err(Error::new(kind, OPERATION).at(place).with("rank", rank));
@@ -56,6 +57,8 @@ impl Windows {
         {
             return wrong(Kind::InvalidConfig, "sessions that began with another hello");
         }
+        // What such a layer maps may be of another version than its digest says.
+        self.sharded().into_iter().try_for_each(|ordinal| self.usable(ordinal))?;
         if !links.attach(rank) {
             let lost = links.lost().find(|(lost, _)| *lost == rank).map(|(_, error)| error.clone());
             return lost.map_or_else(|| wrong(Kind::InvalidState, "a rank that has not come back"), Err);

@@ -10,12 +10,13 @@
 //!
 //! **Open files.** On the host device a process holds one file for each part that it took, for each part of its own,
 //! for each buffer, and for each session: with n ranks and l sharded layers about n x l + n. 16 ranks and 60 sharded
-//! layers come to about 980, near the usual limit of 1024 (`ulimit -n`). The CUDA device keeps no file of a part.
+//! layers come to about 980, near the usual limit of 1024 (`ulimit -n`). An update of all layers holds as many files of
+//! parts again until its commit. The CUDA device keeps no file of a part.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::exchange::{OPERATION, PART, Part, Parts, exchange};
+use super::exchange::{Heed, OPERATION, PART, Part, Parts, exchange, of_update};
 use super::fill::content;
 use super::plan::Source;
 use super::window::{Windows, refused};
@@ -93,6 +94,11 @@ impl Parts for Sharing<'_> {
         self.sharded.len()
     }
 
+    fn heed(&self, bytes: &[u8]) -> Heed {
+        // Another rank may have begun an update, which comes after this.
+        if of_update(bytes).is_some() { Heed::Keep } else { Heed::Take }
+    }
+
     fn outlives_a_rank(&self) -> bool {
         true
     }
@@ -124,7 +130,7 @@ impl Parts for Sharing<'_> {
         if known.is_some_and(|known| known != part.digest) {
             return Err(refused(Kind::Corrupt, layer, "another part than the rank gave before")
                 .with("rank", rank)
-                .hint("start a rank again with the weights that it had"));
+                .hint("start a rank again with the weights that its group uses now"));
         }
         if let Some(descriptor) = descriptor {
             let named = |error: Error| error.with("rank", rank).with("layer", layer as u64);

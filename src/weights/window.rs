@@ -525,6 +525,12 @@ impl Windows {
         error
     }
 
+    /// The error of a layer of which it is not known what its addresses show.
+    pub(super) fn usable(&self, ordinal: usize) -> Result<()> {
+        let failure = self.windows.get(ordinal).and_then(|window| window.failure.clone());
+        failure.map_or(Ok(()), Err)
+    }
+
     /// Keeps the error after which it is not known what a layer's addresses show.
     pub(super) fn broken(&mut self, ordinal: usize, error: Error) -> Error {
         if let Some(window) = self.windows.get_mut(ordinal) {

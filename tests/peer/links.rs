@@ -109,6 +109,29 @@ fn a_second_process_of_a_rank_is_refused_and_harms_no_other() {
     assert_eq!(error.advice(), "start all ranks of the group with the same folder");
 }
 
+/// Two connections of one rank while the group meets: one process too many, or one that has followed a process that
+/// ended.
+#[test]
+fn a_process_that_follows_one_that_ended_is_no_second_one() {
+    for (ends, kind, place) in [
+        (false, Kind::InvalidConfig, "two processes of one rank"),
+        (true, Kind::PeerLost, "the connection was closed"),
+    ] {
+        let said = || {
+            let (own, mut other) = UnixStream::pair().unwrap();
+            other.write_all(&frames::hello(hello(1, 3))).unwrap();
+            (own, Some(other))
+        };
+        let ((first, mut theirs), (second, _other)) = (said(), said());
+        if ends {
+            theirs = None;
+        }
+        let error = Links::over(vec![first, second], hello(0, 3), patient(), no_faults()).unwrap_err();
+        assert_eq!((error.kind(), error.place(), error.number("rank")), (kind, place, Some(1)), "{error}");
+        drop(theirs);
+    }
+}
+
 /// Many that start at once as one rank, over files that killed processes left: one of them is the rank.
 #[test]
 fn of_many_starts_over_stale_files_one_is_the_rank() {

@@ -68,7 +68,7 @@ impl Rig {
 const MEMORY: f64 = 8.0;
 
 /// Hidden pulls make a layer longer by what they take of its memory's rate: what they write, and as much that the
-/// other ranks read. `predict::sharded` and the recurrence say the same. A layer that the memory does not bound loses
+/// other ranks read. The recurrence of such layers has the same step. A layer that the memory does not bound loses
 /// nothing.
 #[test]
 fn hidden_pulls_take_the_memory_of_works_that_it_bounds() {

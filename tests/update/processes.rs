@@ -32,19 +32,24 @@ enum Death {
     Shared,
     /// When it is ready and waits for the others, which come later.
     Ready,
+    /// The same, and it is started again with the old version before the others come.
+    Returned,
     /// At its first mapping after the decision, with nothing flipped, and in the middle.
     Flip,
     HalfFlipped,
     /// When it has the new version.
     After,
+    /// Not at all: it is the process that comes back.
+    Again,
 }
 
-const DEATHS: [Death; 8] = [
+const DEATHS: [Death; 9] = [
     Death::Never,
     Death::Fill,
     Death::Give,
     Death::Shared,
     Death::Ready,
+    Death::Returned,
     Death::Flip,
     Death::HalfFlipped,
     Death::After,
@@ -78,19 +83,45 @@ impl Faults for DiesAt {
     }
 }
 
+/// Rank 1 ends and comes back.
+fn outlives(engine: &mut Engine) -> Result<()> {
+    let lost = loop {
+        match engine.links.event(PATIENCE) {
+            Ok(Some((of, event))) => engine.links.set_aside(of, event)?,
+            Ok(None) => panic!("rank 1 does not end"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(lost.number("rank"), Some(1), "{lost}");
+    engine.ring.lost(1);
+    assert_eq!(engine.links.readmit(PATIENCE)?, Some(1));
+    engine.ring.reattach(1, &mut engine.links, PATIENCE)
+}
+
+/// The process that comes back, with the old version. It lives until the other rank has ended.
+fn again(mut engine: Engine) -> Result<u32> {
+    engine.step()?;
+    engine.step()?;
+    while let Ok(Some(_)) = engine.links.event(PATIENCE) {}
+    Ok(0)
+}
+
 /// One rank, as a process. Returns the version that it has at the end.
 fn rank((own, ranks): (u32, u32), death: Death, folder: &Path) -> Result<u32> {
     let dies = |at| own == 1 && death == at;
     // Two mappings a layer are this rank's own and others' parts.
     let call = match death {
         Death::Give => Call::Send,
-        Death::Ready => Call::Poll,
+        Death::Ready | Death::Returned => Call::Poll,
         _ => Call::MapFixed,
     };
     let faults = Arc::new(DiesAt(call, AtomicU32::new(NEVER)));
     let shared: Arc<dyn Faults> = faults.clone();
     let device: Arc<dyn Device> = HostDevice::with_faults(HostOptions::default(), faults.clone());
     let mut engine = Engine::new(&device, (own, ranks), folder, &shared)?;
+    if death == Death::Again {
+        return again(engine);
+    }
     engine.step()?;
     let all = engine.layers();
     let mut update = engine.ring.update(1, &all, u64::MAX)?;
@@ -111,8 +142,9 @@ fn rank((own, ranks): (u32, u32), death: Death, folder: &Path) -> Result<u32> {
             match death {
                 Death::Shared if own == 1 => die(),
                 // It waits for the others, and is killed when it has done so for some time.
-                Death::Ready if own == 1 => faults.arm(20),
+                Death::Ready | Death::Returned if own == 1 => faults.arm(20),
                 Death::Ready => std::thread::sleep(Duration::from_millis(200)),
+                Death::Returned => outlives(&mut engine)?,
                 Death::Flip if own == 1 => faults.arm(0),
                 Death::HalfFlipped if own == 1 => faults.arm(5),
                 _ => {}
@@ -168,21 +200,25 @@ fn those_that_live_have_one_version_whenever_a_rank_is_killed() {
         let words: Vec<&str> = told.split(',').collect();
         let [own, ranks, death, folder] = words[..] else { panic!("{told}") };
         let number = |word: &str| word.parse::<u32>().unwrap();
-        let death = DEATHS.into_iter().find(|it| format!("{it:?}") == death).unwrap();
+        let death = DEATHS.into_iter().chain([Death::Again]).find(|it| format!("{it:?}") == death).unwrap();
         let version = rank((number(own), number(ranks)), death, Path::new(folder)).unwrap();
         std::fs::write(Path::new(folder).join(format!("version-{own}")), version.to_string()).unwrap();
         return;
     }
-    for (death, ranks) in DEATHS.into_iter().zip([2, 2, 3, 3, 2, 3, 3, 2]) {
+    for (death, ranks) in DEATHS.into_iter().zip([2, 2, 3, 3, 2, 2, 3, 3, 2]) {
         let folder = Folder::new();
-        let start = |rank: u32| {
+        let start_as = |rank: u32, death: Death| {
             Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", NAME, "--nocapture"])
                 .env(CHILD, format!("{rank},{ranks},{death:?},{}", folder.0.display()))
                 .spawn()
                 .unwrap()
         };
-        let mut all = Processes((0..ranks).map(start).collect());
+        let mut all = Processes((0..ranks).map(|rank| start_as(rank, death)).collect());
+        if death == Death::Returned {
+            all.0[1].wait().unwrap();
+            all.0.push(start_as(1, Death::Again));
+        }
         let ended: Vec<ExitStatus> = all.0.iter_mut().map(|child| child.wait().unwrap()).collect();
         for (rank, status) in ended.iter().enumerate() {
             assert_eq!(
@@ -194,10 +230,10 @@ fn those_that_live_have_one_version_whenever_a_rank_is_killed() {
         let version = |rank: &u32| std::fs::read_to_string(folder.0.join(format!("version-{rank}"))).unwrap();
         let versions: Vec<String> = (0..ranks).filter(|rank| *rank != 1).map(|rank| version(&rank)).collect();
         let committed = matches!(death, Death::Flip | Death::HalfFlipped | Death::After);
-        // A rank that was ready decides nothing by its death: the last one that comes commits.
+        // That a rank was ready decides nothing: those that learn of its death before they are ready abort.
         let expected = match death {
             Death::Never => "3",
-            _ if committed || death == Death::Ready => "1",
+            _ if committed => "1",
             _ => "0",
         };
         assert!(versions.iter().all(|version| version == expected), "{death:?}: {versions:?}");

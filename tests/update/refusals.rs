@@ -178,9 +178,25 @@ fn a_flip_that_is_refused_half_way_shows_no_mixture() {
                 // A parked address that is not taken back is an error too, and breaks nothing.
                 assert!(broken <= usize::from(result.is_err()), "{result:?}");
                 if broken > 0 {
-                    let error = engine.ring.begin(1, 0).and_then(|()| engine.ring.abandon());
                     assert!(engine.ring.update(2, &all, u64::MAX).is_err());
-                    drop(error);
+                    // No step gets past the layer, also if it is never pulled.
+                    let mut launched = false;
+                    let error = engine
+                        .ring
+                        .launch(engine.rank.stream, || {
+                            launched = true;
+                            Ok(())
+                        })
+                        .unwrap_err();
+                    assert_eq!((error.kind(), launched), (kind, false), "{error}");
+                    let stream = engine.stream();
+                    let step = engine.ring.begin(1, 0).and_then(|()| {
+                        all.iter().try_for_each(|layer| {
+                            engine.ring.enter(*layer, 0, stream)?;
+                            engine.ring.leave(*layer, 0, stream)
+                        })
+                    });
+                    assert_eq!(step, Err(error));
                 }
             });
             if over.load(Ordering::Relaxed) > 0 {

@@ -1,16 +1,16 @@
 //! The memory of a ring's weights, made smaller and larger between steps: which layers change, against a naive list,
-//! the bytes that they take, and every byte of every layer after it.
+//! the bytes that they take, and every byte of every layer after it; and ranks that ended.
 
 use std::sync::Arc;
 
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Slice, Stream};
-use forebay::weights::{Odd, Place, Ring, RingOptions, Sharding, Source, Windows};
+use forebay::weights::{Odd, Place, Pulls, Ring, RingOptions, Sharding, Source, Windows};
 use forebay::{Kind, Result};
 
 use crate::faulty::Faulty;
-use crate::windows::sharding;
-use crate::{alone_on, grain};
+use crate::windows::{group, layers, sharding};
+use crate::{alone, alone_on, devices, grain};
 
 const LAYERS: usize = 11;
 
@@ -194,4 +194,27 @@ fn a_refused_layer_ends_a_change_where_it_is() {
     rig.step().unwrap();
     rig.ring.shrink(naive.least).unwrap();
     rig.step().unwrap();
+}
+
+/// Layers that went on without a rank that ended stay resident: none is chosen that would need the rank.
+#[test]
+fn no_budget_makes_a_layer_need_a_rank_that_ended() {
+    let bytes: Vec<Vec<u64>> = (0..4).map(|layer| vec![5 * grain() + layer]).collect();
+    group(&devices(3), &layers(&bytes), &sharding(grain()), Pulls::default(), |rank| {
+        if rank.rank() != 2 {
+            return;
+        }
+        let (device, stream) = (Arc::clone(&rank.device), rank.stream);
+        // The windows go into the ring; the rank keeps others, of one page.
+        let one = alone(&[vec![grain()]], &sharding(grain()));
+        let windows = std::mem::replace(&mut rank.windows, one.windows);
+        let mut ring = Ring::new(&device, windows, RingOptions::default()).unwrap();
+        ring.lost(1);
+        let most = ring.grow(u64::MAX, stream).unwrap();
+        let least = ring.pulls().plan().bytes().device();
+        let error = ring.shrink(least).unwrap_err();
+        let says = (error.kind(), error.number("rank"), error.number("layer").is_some());
+        assert_eq!((says, ring.pulls().device_bytes()), ((Kind::PeerLost, Some(1), true), most));
+        assert_eq!(ring.make_sharded(0).unwrap_err().kind(), Kind::PeerLost);
+    });
 }

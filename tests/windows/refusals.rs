@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
@@ -334,18 +334,62 @@ fn a_refused_export_names_rank_and_layer() {
     );
 }
 
+/// The sockets of three ranks, one from each to each other.
+fn mesh() -> [Vec<UnixStream>; 3] {
+    let mut sockets = [Vec::new(), Vec::new(), Vec::new()];
+    for (a, b) in [(0, 1), (0, 2), (1, 2)] {
+        let (one, other) = UnixStream::pair().unwrap();
+        sockets[a].push(one);
+        sockets[b].push(other);
+    }
+    sockets
+}
+
+/// A rank ends while it owes parts, and then another one breaks the exchange: the call has that error, and the next
+/// event tells the loss.
+#[test]
+fn a_loss_is_told_although_another_error_ends_the_exchange() {
+    let [own, ends, breaks] = mesh();
+    let mut rank = Rank::new(&devices(1)[0], plan(0, 3), Pulls::default(), &no_faults()).unwrap();
+    rank.fill().unwrap();
+    let hello = rank.windows.hello(MODEL, rank.stream).unwrap();
+    let met = Barrier::new(3);
+    let over = |of: u32, sockets| {
+        let content = if of == 0 { hello.content } else { [0; 32] };
+        let hello = Hello { rank: of, plan: plan(of, 3).digest(), content, ..hello };
+        let links = Links::over(sockets, hello, patient(), no_faults()).unwrap();
+        met.wait();
+        links
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| drop(over(1, ends)));
+        scope.spawn(|| {
+            let mut links = over(2, breaks);
+            let lost = loop {
+                if let Err(error) = links.event(PATIENCE) {
+                    break error;
+                }
+            };
+            assert_eq!(lost.number("rank"), Some(1), "{lost}");
+            // Time for rank 0 to see it too; what it returns is the same without.
+            thread::sleep(Duration::from_millis(50));
+            links.send(0, b"hello", None).unwrap();
+            while links.event(PATIENCE).is_ok_and(|event| event.is_some()) {}
+        });
+        let mut links = over(0, own);
+        let error = rank.windows.share(&mut links, rank.stream, PATIENCE).unwrap_err();
+        assert_eq!((error.kind(), error.number("rank")), (Kind::BadFormat, Some(2)), "{error}");
+        let error = links.event(PATIENCE).unwrap_err();
+        assert_eq!((error.kind(), error.number("rank")), (Kind::PeerLost, Some(1)), "{error}");
+    });
+}
+
 /// A rank that has given all its parts, and goes on talking while this one waits for another rank's: what is kept of it
 /// has a bound, in descriptors too.
 #[test]
 fn a_rank_that_says_more_than_its_parts_is_named() {
     for with in [false, true] {
-        let mesh = [(0, 1), (0, 2), (1, 2)].map(|pair| (pair, UnixStream::pair().unwrap()));
-        let mut sockets = [Vec::new(), Vec::new(), Vec::new()];
-        for ((a, b), (one, other)) in mesh {
-            sockets[a].push(one);
-            sockets[b].push(other);
-        }
-        let [own, talks, silent] = sockets;
+        let [own, talks, silent] = mesh();
         let one = |rank| Rank::new(&devices(1)[0], plan(rank, 3), Pulls::default(), &no_faults()).unwrap();
         let limits = Limits { queue: 1 << 22, ..patient() };
         let begin = move |rank: &mut Rank, sockets| {

@@ -204,6 +204,31 @@ fn a_failed_change_shows_no_other_layer() {
     assert!(errors > 20, "{errors} steps that a broken layer refused");
 }
 
+/// A launch pulls every layer, so none is launched where it is not known what a layer's addresses show.
+#[test]
+fn nothing_is_launched_over_a_broken_layer() {
+    let faulty = Faulty::new(HostDevice::new(HostOptions::default()), false);
+    let device: Arc<dyn Device> = faulty.clone();
+    let bytes: Vec<Vec<u64>> = (0..4).map(|layer| vec![3 * grain() + layer]).collect();
+    let rank = alone_on(&device, &bytes, &Sharding { source: Source::Host, ..sharding(grain()) });
+    let (stream, Rank { windows, .. }) = (rank.stream, rank);
+    let mut ring = Ring::new(&device, windows, RingOptions::default()).unwrap();
+    let launches = AtomicU32::new(0);
+    let launch = || {
+        launches.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    };
+    ring.launch(stream, launch).unwrap();
+    // Layer 2 is the first of no buffer, so that only the launch itself looks at it. It was resident, and is not
+    // mapped as before.
+    ring.make_resident(2, stream).unwrap();
+    faulty.remaps(&[None, Some(Kind::DeviceFailed)]);
+    ring.make_sharded(2).unwrap_err();
+    faulty.remaps(&[]);
+    let error = ring.launch(stream, launch).unwrap_err();
+    assert_eq!((error.kind(), launches.into_inner()), (Kind::DeviceFailed, 1), "{error}");
+}
+
 /// A rank that ended: its memory stays mapped, so the others make its layers resident and go on.
 #[test]
 fn ranks_go_on_without_one_that_ended() {

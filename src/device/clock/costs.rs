@@ -11,8 +11,9 @@
 //! **Memory.** With [`Costs::memory`] the operations that run divide the device's memory too: copies and gathers by
 //! their bytes, and engines' works that say how many they move
 //! ([`compute_in_memory`](super::ClockDevice::compute_in_memory)). A peer copy counts twice: it is written here, and
-//! meanwhile the other ranks read as much for their pulls. Other works use no memory: a demand's time says nothing of
-//! its bytes.
+//! the other ranks read as much for their pulls. That half is counted while this rank pulls, which is when they read
+//! only if all are at the same layer. A collective counts twice as well. Other works and kernels use no memory: a
+//! demand's time says nothing of its bytes.
 //!
 //! The default table is computed from the terms of the kernels (`kernels`).
 
@@ -117,8 +118,8 @@ pub struct Costs {
     pub peer: Peer,
     /// Bytes per second of copies within the device, reads and writes together.
     pub device_copy: f64,
-    /// Bytes per second of the device's memory, reads and writes together. Operations that need more than that at once
-    /// are all slowed by the same factor. `None`: enough for all.
+    /// Bytes per second of the device's memory, reads and writes together, at least [`Costs::device_copy`]. Operations
+    /// that need more than that at once are all slowed by the same factor. `None`: enough for all.
     pub memory: Option<f64>,
     /// Fixed nanoseconds of a copy by a copy engine.
     pub copy_ns: f64,
@@ -178,8 +179,9 @@ impl Costs {
             ("link.to_host", self.link.to_host),
             ("peer.rate", self.peer.rate),
             ("device_copy", self.device_copy),
-            ("memory", self.memory.unwrap_or(self.device_copy)),
         ];
+        let memory = self.memory.map(|rate| ("memory", rate));
+        first(memory, |rate| RATES.contains(&rate) && rate >= self.device_copy)?;
         let rates = rates.into_iter().chain(movers.iter().map(|(m, n)| (n[1], m.rate)));
         first(rates, |rate| RATES.contains(&rate))?;
         let shares =
@@ -352,7 +354,7 @@ mod tests {
     #[test]
     fn an_invalid_number_is_refused_by_its_name() {
         type Spoil = fn(&mut Costs);
-        let spoiled: [(&str, Spoil); 20] = [
+        let spoiled: [(&str, Spoil); 21] = [
             ("resolve_wave", |c| c.resolve_wave = Some(0)),
             ("launch_ns", |c| c.launch_ns = -1.0),
             ("copy_ns", |c| c.copy_ns = f64::INFINITY),
@@ -371,7 +373,8 @@ mod tests {
             ("poll_ns", |c| c.poll_ns = 1e-320),
             ("link.to_device", |c| c.link.to_device = 1e-320),
             ("device_copy", |c| c.device_copy = 1e19),
-            ("memory", |c| c.memory = Some(0.0)),
+            ("memory", |c| c.memory = Some(f64::INFINITY)),
+            ("memory", |c| c.memory = Some(0.9 * c.device_copy)),
             ("link.duplex", |c| c.link.duplex = 1e-320),
         ];
         assert_eq!(Costs::default().check(), Ok(()));

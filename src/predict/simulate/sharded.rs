@@ -165,9 +165,8 @@ impl OnClock {
 }
 
 impl weights::Pull for OnClock {
-    /// All ranks do the same, and one is simulated.
     fn rank(&self) -> u32 {
-        0
+        self.sharded.rank
     }
 
     fn layers(&self) -> usize {

@@ -70,6 +70,9 @@ impl Ring<Windows> {
             if self.pulls.device_bytes() <= most {
                 break;
             }
+            if !self.pulls.is_resident(layer)? {
+                continue;
+            }
             self.make_sharded(layer).map_err(|error| of_layer(error, layer))?;
         }
         Ok(self.pulls.device_bytes())

@@ -23,8 +23,8 @@
 //!
 //! **The border.** Between steps each buffer holds the layer that uses it first, or has its pull enqueued. A step's
 //! last use of a buffer begins that pull. [`Ring::begin`] enqueues what is missing: at the start, after a step that
-//! was abandoned, and after a layer was made sharded again. So the pulls of the first layers come before everything
-//! else.
+//! was abandoned, after a layer was made sharded again, and after a commit of new weights, also of one that was
+//! aborted. So the pulls of the first layers come before everything else.
 //!
 //! **Captured steps.** The hooks notice that a stream is being captured. Arrivals from before the capture are not
 //! waited for inside it: [`Ring::launch`] orders the launch after them. The pulls of all layers are nodes of the
@@ -35,8 +35,9 @@
 //! [`RingOptions::parts`] cuts pulls into parts that begin at later points of the compute stream, for engines whose
 //! collectives need the link in between.
 //!
-//! **Errors** name the layer and a rank: the one that was lost, otherwise this process's own. They change nothing that
-//! was enqueued: the step is abandoned as any other, and then [`Ring::abandon`] brings the ring back to the border.
+//! **Errors** of a call that should not have been made name the layer, if it has one, and this process's rank; that of
+//! a rank that ended names the layer and that rank. They change nothing that was enqueued: the step is abandoned as any
+//! other, and then [`Ring::abandon`] brings the ring back to the border.
 //!
 //! **Costs.** A layer costs one record and one wait a micro-batch, one record and its copies; the ring allocates
 //! nothing after its construction and waits for nothing, except in the calls that say so.
@@ -399,6 +400,7 @@ impl<P: Pull> Ring<P> {
     /// [`Ring::begin`], and for a micro-batch on two streams; [`Kind::OutOfRange`] for a layer or micro-batch that
     /// there is not; those of [`Windows::pull_some`].
     pub fn enter(&mut self, layer: usize, micro_batch: usize, stream: Stream) -> Result<()> {
+        self.pulls.usable(layer)?;
         let Some((mut open, reader, buffer)) = self.reader(layer, micro_batch, stream)? else {
             return Ok(());
         };

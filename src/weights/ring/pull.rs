@@ -35,6 +35,14 @@ pub trait Pull {
 
     /// Whether a pull of the layer reads the memory of this rank.
     fn reads(&self, layer: usize, rank: u32) -> bool;
+
+    /// Checks that it is known what the layer's addresses show, also of a layer that is never pulled.
+    ///
+    /// # Errors
+    /// The error after which it is not known.
+    fn usable(&self, _layer: usize) -> Result<()> {
+        Ok(())
+    }
 }
 
 impl<P: Pull + ?Sized> Pull for &P {
@@ -64,6 +72,10 @@ impl<P: Pull + ?Sized> Pull for &P {
 
     fn reads(&self, layer: usize, rank: u32) -> bool {
         P::reads(self, layer, rank)
+    }
+
+    fn usable(&self, layer: usize) -> Result<()> {
+        P::usable(self, layer)
     }
 }
 
@@ -100,5 +112,10 @@ impl Pull for Windows {
     fn reads(&self, layer: usize, rank: u32) -> bool {
         let plan = self.ordinal(layer).and_then(|ordinal| self.at(ordinal));
         plan.is_ok_and(|(plan, _)| self.others(plan).any(|other| other == rank))
+    }
+
+    fn usable(&self, layer: usize) -> Result<()> {
+        // A layer of which nothing was chosen has no window.
+        self.ordinal(layer).map_or(Ok(()), |ordinal| Windows::usable(self, ordinal))
     }
 }

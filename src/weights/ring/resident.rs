@@ -1,9 +1,9 @@
 //! Layers that become resident, or sharded again, between two steps of a ring.
 
-use super::Ring;
+use super::{Pull, Ring};
 use crate::device::Stream;
 use crate::error::{Error, Kind, Result};
-use crate::weights::window::Windows;
+use crate::weights::window::{Windows, refused};
 
 impl Ring<Windows> {
     /// Waits until all pulls that were enqueued have run. At the border alone.
@@ -46,9 +46,18 @@ impl Ring<Windows> {
     /// As [`Windows::make_sharded`], between steps, when all steps that used the layer have run. Blocks.
     ///
     /// # Errors
-    /// [`Kind::Busy`] while a step is open or captured; those of [`Windows::make_sharded`].
+    /// [`Kind::Busy`] while a step is open or captured; [`Kind::PeerLost`] with layer and rank for one that would need
+    /// the memory of a rank that ended; those of [`Windows::make_sharded`].
     pub fn make_sharded(&mut self, layer: usize) -> Result<()> {
         self.drain(|what| self.misused(Kind::Busy, layer, what))?;
+        if self.place(layer).is_none() || !self.pulls.is_resident(layer)? {
+            return self.pulls.make_sharded(layer);
+        }
+        if let Some(rank) = self.lost.iter().find(|rank| self.pulls.reads(layer, **rank)) {
+            return Err(refused(Kind::PeerLost, layer, "it would be pulled from a rank that ended")
+                .with("rank", *rank)
+                .hint("keep the layer resident until the rank has come back"));
+        }
         let result = self.pulls.make_sharded(layer);
         // Its last pull went to its own memory; also where giving that back was refused.
         self.changed(layer);

@@ -43,11 +43,16 @@ pub enum Outcome {
 /// Waits for what all ranks decide, and serves the sessions meanwhile.
 fn decide(
     ballot: &Ballot<Shared>,
-    links: &mut Links,
+    (links, losses): (&mut Links, usize),
     border: &Border,
-    faults: &dyn Faults,
+    (rank, faults): (u32, &dyn Faults),
 ) -> Result<Outcome> {
     let start = Instant::now();
+    // Before this rank is ready: no rank commits without it.
+    let mut broken = unbroken(links, losses).err();
+    if broken.is_none() {
+        ballot.ready(rank, border.step);
+    }
     let wrong = |kind, what: &'static str| Error::new(kind, OPERATION).at(what);
     let strange = |value| {
         wrong(Kind::Corrupt, "a decision that no rank writes")
@@ -56,20 +61,23 @@ fn decide(
     };
     let other = || wrong(Kind::Cancelled, "another rank has aborted");
     loop {
-        let why = match ballot.look(border.step) {
-            Look::Decided(Decision::Committed) => return Ok(Outcome::Committed),
-            Look::Decided(Decision::Aborted) => return Ok(Outcome::Aborted(other())),
-            Look::Strange(value) => return Err(strange(value)),
-            Look::Differs(rank, step) => wrong(Kind::InvalidState, "a rank at another border")
-                .with("rank", rank)
-                .with("step", step)
-                .with("own", border.step),
-            Look::Waits(rank) if start.elapsed() >= border.at_most => {
-                wrong(Kind::TimedOut, "a rank that is not ready").with("rank", rank)
-            }
-            Look::Waits(_) => match served(links, faults) {
-                Ok(()) => continue,
-                Err(error) => error,
+        let why = match broken.take() {
+            Some(error) => error,
+            None => match ballot.look(border.step) {
+                Look::Decided(Decision::Committed) => return Ok(Outcome::Committed),
+                Look::Decided(Decision::Aborted) => return Ok(Outcome::Aborted(other())),
+                Look::Strange(value) => return Err(strange(value)),
+                Look::Differs(rank, step) => wrong(Kind::InvalidState, "a rank at another border")
+                    .with("rank", rank)
+                    .with("step", step)
+                    .with("own", border.step),
+                Look::Waits(rank) if start.elapsed() >= border.at_most => {
+                    wrong(Kind::TimedOut, "a rank that is not ready").with("rank", rank)
+                }
+                Look::Waits(_) => {
+                    broken = served(links, losses, faults).err();
+                    continue;
+                }
             },
         };
         // Another rank may have decided meanwhile.
@@ -81,13 +89,26 @@ fn decide(
     }
 }
 
-/// Serves the sessions for a moment.
-fn served(links: &mut Links, faults: &dyn Faults) -> Result<()> {
+/// Checks that no rank was lost since the parts were shared, also none that has come back: its new process has the old
+/// version, and what the old one said of being ready says nothing of it.
+fn unbroken(links: &mut Links, losses: usize) -> Result<()> {
+    links.settle()?;
     if let Some((_, error)) = links.lost().next() {
         return Err(error.clone());
     }
+    if let Some(rank) = links.losses().get(losses) {
+        return Err(Error::new(Kind::PeerLost, OPERATION)
+            .at("a rank that has ended and come back since the parts were shared")
+            .with("rank", *rank)
+            .hint("begin an update of a higher version"));
+    }
+    Ok(())
+}
+
+/// Serves the sessions for a moment.
+fn served(links: &mut Links, losses: usize, faults: &dyn Faults) -> Result<()> {
     os::wait(&[], PAUSE, faults)?;
-    links.serve(Duration::ZERO)
+    unbroken(links, losses)
 }
 
 impl Windows {
@@ -99,7 +120,8 @@ impl Windows {
     ///
     /// # Errors
     /// Before this rank is ready, so that nothing is decided and it may be called again: [`Kind::InvalidState`] for an
-    /// update that was not shared, or of other windows; those of [`crate::device::Device::synchronize`].
+    /// update that was not shared, or of other windows; [`Kind::Busy`] for a stream that is being captured; the error
+    /// of a layer that cannot be used; those of [`crate::device::Device::synchronize`].
     ///
     /// After the ranks have committed: those of [`crate::device::Device::remap`] and of a pull, with the layer, for
     /// which every later call returns that error; this rank cannot go on with the group and is started again. Those of
@@ -114,10 +136,15 @@ impl Windows {
         if !update.user.as_ref().is_some_and(|user| self.spares.are_lent_to(user)) {
             return wrong("an update of other windows");
         }
+        if self.device.is_capturing(border.stream)? {
+            let what = "weights cannot be remapped on a stream that is captured";
+            return Err(Error::new(Kind::Busy, OPERATION).at(what));
+        }
+        update.layers.iter().try_for_each(|layer| self.usable(layer.ordinal))?;
         self.staging.drain(&*self.device, border.stream)?;
         // Fills and readings of the update have ended when it was shared and verified.
-        ballot.ready(self.plan.group().rank, border.step);
-        let decided = decide(ballot, links, &border, &*self.faults);
+        let (rank, losses) = (self.plan.group().rank, update.losses);
+        let decided = decide(ballot, (&mut *links, losses), &border, (rank, &*self.faults));
         links.put_back();
         match decided {
             Ok(Outcome::Committed) => {

@@ -17,7 +17,7 @@
 //! **Others are not trusted** to write sense: any other value of the decision is [`Look::Strange`]. A rank that writes
 //! another one's word is not found out.
 //!
-//! It is a file of its own without imports, so that the loom models test this very code (`tests/loom.rs`).
+//! It is a file of its own without imports, so that the loom models test this very code (`tests/loom_update.rs`).
 
 /// Words in memory that all ranks share. An index beyond them reads 0 and changes nothing.
 pub trait Words {

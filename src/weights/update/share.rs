@@ -8,7 +8,7 @@
 //! is never begun again, so the next exchange drops it.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::decision::{self, Ballot};
 use super::version::{OPERATION, Shared, State, Update};
@@ -17,22 +17,13 @@ use crate::error::{Error, Kind, Result};
 use crate::os::{Protection, Words};
 use crate::peer::{Digest, Event, Links};
 use crate::sync::Arc;
-use crate::weights::exchange::{BYTES, Heed, Part, Parts, exchange};
+use crate::weights::exchange::{BEGINS, BYTES, FAILS, Heed, Part, Parts, RENEWED, exchange, of_update};
 use crate::weights::fill::{self, Fills};
 use crate::weights::plan::{LayerPlan, Place};
 use crate::weights::window::refused;
 
-/// What messages are.
-const BEGINS: u32 = 16;
-const RENEWED: u32 = 17;
-const FAILS: u32 = 18;
-
 /// How long a rank that fails tries to say so.
 const LAST_WORD: Duration = Duration::from_secs(1);
-
-fn kind(bytes: &[u8]) -> Option<u32> {
-    bytes.first_chunk().map(|kind| u32::from_le_bytes(*kind)).filter(|kind| (BEGINS..=FAILS).contains(kind))
-}
 
 /// A message of an update as its part and its version.
 fn split(bytes: &[u8]) -> Option<(&[u8], u32)> {
@@ -44,7 +35,7 @@ impl Update {
     /// Whether an event of [`Links::event`] belongs to an update. A rank that is still filling may get what a faster
     /// one says; it keeps that with [`Links::set_aside`], and [`Update::share`] takes it.
     pub fn concerns(event: &Event<OwnedFd>) -> bool {
-        matches!(event, Event::Message { bytes, .. } if kind(bytes).is_some())
+        matches!(event, Event::Message { bytes, .. } if of_update(bytes).is_some())
     }
 
     /// The places in the update of its sharded layers.
@@ -55,16 +46,21 @@ impl Update {
     }
 
     /// Gives this rank's new parts to all others and takes theirs. All ranks call it, when all layers of the update are
-    /// filled. Blocks for at most `at_most`, and serves the sessions meanwhile, so an engine that goes on stepping
-    /// calls it on a thread of its own. `stream` is ordered after all fills.
+    /// filled. `stream` is ordered after all fills. Blocks for at most `at_most`, and until this rank's parts are
+    /// hashed. It serves the sessions meanwhile, between two layers at least, so an engine that goes on stepping calls
+    /// it on a thread of its own.
     ///
     /// # Errors
     /// [`Kind::InvalidState`] with the tensor that was not filled, and for an update that was shared before;
-    /// [`Kind::InvalidConfig`] for sessions of another group or plan, and for a rank that updates other layers or to a
-    /// later version; [`Kind::TimedOut`], [`Kind::PeerLost`] and [`Kind::BadFormat`] with the rank; the error of a rank
-    /// that the sessions have lost; [`Kind::Cancelled`] for a rank whose own call has failed; those of
-    /// [`crate::device::Device::export`] and [`crate::device::Device::import_backing`], with rank and layer. After any
-    /// but the first two the update cannot be committed, by any rank: drop it, and begin one of a higher version.
+    /// [`Kind::InvalidConfig`] for sessions of another group or plan; the error of a rank that is lost;
+    /// [`Kind::InvalidState`] for one that has come back and was not attached again. Nothing was said to any rank
+    /// then, and the call may be made again.
+    ///
+    /// After other errors the update cannot be committed, by any rank: drop it, and begin one of a higher version.
+    /// [`Kind::InvalidConfig`] for a rank that updates other layers or to a later version; [`Kind::TimedOut`],
+    /// [`Kind::PeerLost`] and [`Kind::BadFormat`] with the rank; [`Kind::Cancelled`] for a rank whose own call has
+    /// failed; those of [`crate::device::Device::export`] and [`crate::device::Device::import_backing`], with rank and
+    /// layer.
     pub fn share(&mut self, links: &mut Links, stream: Stream, at_most: Duration) -> Result<()> {
         if self.state != State::Filling {
             return Err(Error::new(Kind::InvalidState, OPERATION).at("an update that was shared before"));
@@ -78,9 +74,18 @@ impl Update {
                 .at("sessions of another group or plan")
                 .with("rank", own.rank));
         }
+        // Nothing is said before: a rank that waits to be attached would take it for a part.
+        if let Some((_, error)) = links.lost().next() {
+            return Err(error.clone());
+        }
+        if let Some(rank) = links.unattached() {
+            return Err(Error::new(Kind::InvalidState, OPERATION)
+                .at("a rank that has come back and was not attached again")
+                .with("rank", rank)
+                .hint("call `reattach` first"));
+        }
+        self.losses = links.losses().len();
         self.state = State::Sharing;
-        // What others said before is taken first.
-        links.put_back();
         let shared = self.shared(links, stream, at_most);
         match shared {
             Ok(()) => self.state = State::Shared,
@@ -109,16 +114,7 @@ impl Update {
     }
 
     fn shared(&mut self, links: &mut Links, stream: Stream, at_most: Duration) -> Result<()> {
-        if let Some((_, error)) = links.lost().next() {
-            return Err(error.clone());
-        }
-        if let Some(rank) = links.unattached() {
-            return Err(Error::new(Kind::InvalidState, OPERATION)
-                .at("a rank that has come back and was not attached again")
-                .with("rank", rank)
-                .hint("call `reattach` first"));
-        }
-        let rank = self.plan.group().rank as usize;
+        let (start, rank) = (Instant::now(), self.plan.group().rank as usize);
         self.drain(stream)?;
         self.settle()?;
         let sharded: Vec<(usize, LayerPlan)> =
@@ -129,14 +125,18 @@ impl Update {
             let found = fill::digest(self, &plan, &pages, slice, stream)?;
             let own = self.layers.get_mut(at).and_then(|layer| layer.digests.get_mut(rank));
             own.into_iter().for_each(|own| *own = Some(found));
+            // The others hold a rank that says nothing for lost.
+            links.settle()?;
         }
         self.park()?;
         if rank == 0 {
             let words = Words::new(decision::words(self.plan.group().ranks), &*self.faults)?;
             self.ballot = Some(Ballot::new(Shared(words), self.plan.group().ranks));
         }
+        // What others said before is taken first.
+        links.put_back();
         let others = self.others();
-        exchange(self, links, &others, at_most)
+        exchange(self, links, &others, at_most.saturating_sub(start.elapsed()))
     }
 
     /// The other ranks of the group.
@@ -220,7 +220,7 @@ impl Parts for Update {
     }
 
     fn heed(&self, bytes: &[u8]) -> Heed {
-        match (kind(bytes), split(bytes)) {
+        match (of_update(bytes), split(bytes)) {
             (None, _) => Heed::Keep,
             (_, Some((_, version))) if version < self.version => Heed::Drop,
             (_, Some((_, version))) if version > self.version => Heed::Later,
@@ -255,7 +255,7 @@ impl Parts for Update {
         let wrong = |kind, what: &'static str| Error::new(kind, OPERATION).at(what).with("rank", rank);
         // Of this version, by `heed`, or no message of an update, which is nothing.
         let (bytes, _) = split(bytes).unwrap_or_default();
-        if kind(bytes) == Some(FAILS) {
+        if of_update(bytes) == Some(FAILS) {
             return Err(wrong(Kind::Cancelled, "a rank that cannot take the version"));
         }
         let Some(place) = index.checked_sub(1) else { return self.began(rank, bytes, descriptor) };

@@ -77,6 +77,8 @@ pub struct Update {
     streams: Vec<Stream>,
     pub(super) ballot: Option<Ballot<Shared>>,
     pub(super) state: State,
+    /// How many sessions had been lost when its parts were shared.
+    pub(super) losses: usize,
     /// The windows know by it that the update is there. None when it is over.
     pub(super) user: Option<Alive<()>>,
 }
@@ -134,6 +136,7 @@ impl Windows {
             streams: Vec::new(),
             ballot: None,
             state: State::Filling,
+            losses: 0,
             user: Some(self.spares.lend()),
         };
         // All memory before the first range; what was taken goes with the update where something is refused.

@@ -113,7 +113,15 @@ fn weights_that_become_sharded_leave_their_memory_to_a_cache() {
     engine.compare().unwrap();
     // The device has less left than the budget.
     let error = engine.ring.grow(u64::MAX, first).unwrap_err();
-    assert_eq!((error.kind(), error.number("layer").is_some()), (Kind::OutOfMemory, true));
+    let layer = error.number("layer").unwrap() as usize;
+    assert_eq!((error.kind(), engine.is_resident(layer)), (Kind::OutOfMemory, false));
+    // Layers before it in the order stay resident, and nothing behind it.
+    let resident: Vec<usize> = (0..SMALL.layers).filter(|layer| engine.is_resident(*layer)).collect();
+    let order = [0, 4, 2, 1, 5, 3];
+    let before = order.iter().position(|it| *it == layer).unwrap();
+    assert!(before > 0 && order[..before].iter().all(|it| resident.contains(it)), "{layer}: {resident:?}");
+    assert_eq!(resident.len(), before);
+    assert!(engine.ring.pulls().device_bytes() > least);
     engine.launch();
     engine.compare().unwrap();
     drop(cache);

@@ -7,7 +7,7 @@ use forebay::weights::{Odd, Pull, RingOptions, Wrap};
 use forebay::{Error, Kind};
 
 use super::Rig;
-use super::model::{Model, plan};
+use super::model::{Model, OWN, plan};
 
 fn rig(micro_batches: usize) -> Rig {
     let model = Model::new(plan(6, 4, Odd::Cheapest, |layer| layer != 3), None);
@@ -17,7 +17,7 @@ fn rig(micro_batches: usize) -> Rig {
 /// An error of the ring, which names a rank: this one, if no other was lost.
 fn says(error: &Error) -> (Kind, &str) {
     let lost = error.kind() == Kind::PeerLost;
-    assert_eq!(error.number("rank") != Some(0), lost, "{error}");
+    assert_eq!(error.number("rank") != Some(OWN.into()), lost, "{error}");
     (error.kind(), error.place())
 }
 

@@ -15,7 +15,7 @@ use forebay::{Kind, Result};
 /// Bytes of a rank's part of a layer.
 const PART: u64 = 64;
 /// The rank from which the group is seen, if it has several.
-const OWN: u32 = 0;
+pub const OWN: u32 = 1;
 
 /// What happened, in the order of enqueueing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub fn plan(layers: usize, ranks: u32, odd: Odd, shardable: impl Fn(usize) -> bo
     let all: Vec<Vec<Tensor>> =
         (0..layers).map(|layer| vec![tensor(if shardable(layer) { "o_proj" } else { "other" })]).collect();
     let sharding = Sharding { odd, grain: PART, ..Sharding::new(Patterns::new(&["o_proj"]).unwrap()) };
-    Plan::new(&all, Group { id: 0, rank: OWN, ranks }, &sharding).unwrap()
+    Plan::new(&all, Group { id: 0, rank: OWN.min(ranks - 1), ranks }, &sharding).unwrap()
 }
 
 impl Model {
@@ -95,6 +95,11 @@ impl Model {
         }
     }
 
+    /// The place of copy `copy` of a pull among the parts: the other ranks, beginning behind this one.
+    fn from(&self, copy: usize) -> usize {
+        (self.plan.group().rank as usize + 1 + copy) % self.plan.group().ranks as usize
+    }
+
     /// Where a sharded layer's window shows the parts of the other ranks, if there are any.
     fn others(&self, layer: usize) -> Option<Slice> {
         let buffer = self.buffer(layer)?;
@@ -105,7 +110,8 @@ impl Model {
     /// Declares a read of a whole window, which expects the layer.
     pub fn uses(&self, layer: usize, what: &'static str, stream: Stream) -> Result<()> {
         self.acts.lock().unwrap().push(Act::Used(layer));
-        let mut window = [Some(self.parts[layer][0]), self.others(layer)].into_iter().flatten();
+        let mut window =
+            [Some(self.parts[layer][self.rank() as usize]), self.others(layer)].into_iter().flatten();
         window.try_for_each(|slice| self.watch.uses(stream, what, &slice, content(layer)))
     }
 
@@ -117,8 +123,9 @@ impl Model {
                 (0..self.layers).filter(|layer| self.buffer(*layer) == Some(buffer)).collect();
             let [first, .., last] = layers[..] else { continue };
             let layer = if joined { first } else { last };
-            for (rank, part) in self.parts[layer].iter().enumerate().skip(1) {
-                copies.push((*part, self.buffers[buffer].part(PART * (rank as u64 - 1), PART).unwrap()));
+            for copy in 0..self.parts[layer].len() - 1 {
+                let to = self.buffers[buffer].part(PART * copy as u64, PART).unwrap();
+                copies.push((self.parts[layer][self.from(copy)], to));
             }
         }
         let watch = self.watch.clone();
@@ -160,13 +167,13 @@ impl Pull for Model {
         if copies.start == 0 {
             self.acts.lock().unwrap().push(Act::Pulled(layer));
         }
-        for rank in copies.map(|copy| copy + 1) {
+        for copy in copies {
             // It wraps to the largest number, which no test reaches.
             if self.passes.fetch_sub(1, Ordering::Relaxed) == 0 {
                 return Err(forebay::Error::new(Kind::OsRefused, "copy").at("refused by a test"));
             }
-            let to = self.others(layer).unwrap().part(PART * (rank as u64 - 1), PART).unwrap();
-            self.watch.copy(stream, self.parts[layer][rank], to)?;
+            let to = self.others(layer).unwrap().part(PART * copy as u64, PART).unwrap();
+            self.watch.copy(stream, self.parts[layer][self.from(copy)], to)?;
         }
         Ok(())
     }
@@ -176,6 +183,6 @@ impl Pull for Model {
     }
 
     fn reads(&self, _: usize, rank: u32) -> bool {
-        rank != 0 && rank < self.plan.group().ranks
+        rank != self.rank() && rank < self.plan.group().ranks
     }
 }
