@@ -16,6 +16,9 @@ use crate::sync::Arc;
 
 /// The most bytes of one call of the system.
 const CHUNK: usize = 1 << 14;
+/// The most such pieces that a call reads when its time is over. The first holds 2,048 signs of life, and the second
+/// what follows them.
+const PIECES: u32 = 2;
 
 /// A session with the process at the other end of a socket.
 #[derive(Debug)]
@@ -86,6 +89,7 @@ impl Link {
     /// [`Kind::OsRefused`].
     pub fn event(&mut self, at_most: Duration) -> Result<Option<Event<OwnedFd>>> {
         let until = self.start.elapsed().saturating_add(at_most);
+        let mut pieces = 0;
         loop {
             if let Some(event) = self.session.event()? {
                 return Ok(Some(event));
@@ -103,9 +107,11 @@ impl Link {
             if !learnt {
                 sent?;
             }
-            // Also after it has learnt something: a side that only says that it lives must not hold this one for good.
+            // Behind what was learnt more may be there, such as the end of the connection. But a side that only says
+            // that it lives must not hold this one for good.
+            pieces += 1;
             let now = self.start.elapsed();
-            if now >= until {
+            if now >= until && (!learnt || pieces == PIECES) {
                 return Ok(None);
             }
             if learnt {

@@ -37,6 +37,13 @@ use crate::sync::Arc;
 /// How long a process waits before it looks again for those that have not come yet.
 pub(super) const PAUSE: Duration = Duration::from_millis(1);
 
+/// A moment in the life of some [`Links`].
+#[derive(Debug)]
+pub(crate) struct Mark {
+    sessions: Arc<()>,
+    losses: u64,
+}
+
 /// The sessions of a process with all others of its group.
 #[derive(Debug)]
 pub struct Links {
@@ -52,8 +59,10 @@ pub struct Links {
     pub(super) holds: BTreeMap<u32, Digest>,
     /// The ranks that have come back, until they are given what others had before.
     pub(super) returned: BTreeSet<u32>,
-    /// The ranks whose sessions were lost, in their order; one that was lost twice is there twice.
-    losses: Vec<u32>,
+    /// How many sessions were lost, also of ranks that have come back, and the rank of the last one.
+    losses: (u64, u32),
+    /// Which sessions these are, for [`Mark`].
+    name: Arc<()>,
     /// What arrived before all had met; [`Links::event`] returns it first.
     pub(super) early: Kept,
     /// What was received and is to be returned later.
@@ -145,7 +154,8 @@ impl Links {
             lost: BTreeMap::new(),
             holds: BTreeMap::new(),
             returned: BTreeSet::new(),
-            losses: Vec::new(),
+            losses: (0, 0),
+            name: Arc::new(()),
             early: Kept::default(),
             aside: Kept::default(),
             turn: 0,
@@ -230,24 +240,37 @@ impl Links {
         self.lost.iter().map(|(rank, error)| (*rank, error))
     }
 
-    /// Ends the session with a rank that failed. The other side finds the connection closed.
+    /// Ends the session with a rank that failed, unless it had failed before. The other side finds the connection
+    /// closed.
     fn lose(&mut self, rank: u32, error: Error) -> Error {
         let error = of_rank(error, rank);
-        self.links.remove(&rank);
+        if self.links.remove(&rank).is_none() {
+            return error;
+        }
         self.returned.remove(&rank);
-        self.losses.push(rank);
+        self.losses = (self.losses.0 + 1, rank);
         self.lost.insert(rank, error.clone());
         error
     }
 
-    /// The ranks whose sessions were lost, in their order, also those that have come back since.
-    pub(crate) fn losses(&self) -> &[u32] {
-        &self.losses
+    /// This moment, for [`Links::lost_since`].
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { sessions: Arc::clone(&self.name), losses: self.losses.0 }
+    }
+
+    /// Whether the mark is of these sessions, and not of others of the same group.
+    pub(crate) fn made(&self, mark: &Mark) -> bool {
+        Arc::ptr_eq(&self.name, &mark.sessions)
+    }
+
+    /// The last rank that was lost since then, if one was; it may have come back.
+    pub(crate) fn lost_since(&self, mark: &Mark) -> Option<u32> {
+        (self.losses.0 > mark.losses).then_some(self.losses.1)
     }
 
     /// Ends the session with a rank, if it has not failed, because of an error that leaves it of no use.
     pub(crate) fn give_up(&mut self, rank: u32, error: Error) -> Error {
-        if self.links.contains_key(&rank) { self.lose(rank, error) } else { error }
+        self.lose(rank, error)
     }
 
     /// Notes that a rank is given what others have, as it waits for. Returns whether it had come back.
@@ -260,8 +283,8 @@ impl Links {
         self.returned.first().copied()
     }
 
-    /// Notes what this rank and the others hold from now on. Ranks that come back have to hold the same; those at the
-    /// door were told otherwise, and connect anew.
+    /// Notes what this rank and the others hold from now on. Ranks that come back have to hold the same. Those at the
+    /// door were told otherwise: their meeting fails, and they call it again.
     pub(crate) fn renew(&mut self, content: impl Fn(u32) -> Digest) {
         self.door = Door::default();
         self.own.content = content(self.own.rank);

@@ -54,4 +54,5 @@ pub use frame::{FRAME_MAX, MESSAGE_MAX};
 pub use hello::{Digest, Hello, VERSION};
 pub use link::Link;
 pub use links::Links;
+pub(crate) use links::Mark;
 pub use session::{DESCRIPTORS_MAX, Event, Limits, Outgoing, Session};

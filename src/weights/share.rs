@@ -16,7 +16,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::exchange::{Heed, OPERATION, PART, Part, Parts, exchange, of_update};
+use super::exchange::{OPERATION, PART, Part, Parts, exchange};
 use super::fill::content;
 use super::plan::Source;
 use super::window::{Windows, refused};
@@ -92,11 +92,6 @@ impl Windows {
 impl Parts for Sharing<'_> {
     fn count(&self) -> usize {
         self.sharded.len()
-    }
-
-    fn heed(&self, bytes: &[u8]) -> Heed {
-        // Another rank may have begun an update, which comes after this.
-        if of_update(bytes).is_some() { Heed::Keep } else { Heed::Take }
     }
 
     fn outlives_a_rank(&self) -> bool {

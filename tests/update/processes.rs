@@ -5,7 +5,6 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
@@ -83,8 +82,8 @@ impl Faults for DiesAt {
     }
 }
 
-/// Rank 1 ends and comes back.
-fn outlives(engine: &mut Engine) -> Result<()> {
+/// Waits until rank 1 has ended.
+fn loses(engine: &mut Engine) -> Result<()> {
     let lost = loop {
         match engine.links.event(PATIENCE) {
             Ok(Some((of, event))) => engine.links.set_aside(of, event)?,
@@ -93,6 +92,12 @@ fn outlives(engine: &mut Engine) -> Result<()> {
         }
     };
     assert_eq!(lost.number("rank"), Some(1), "{lost}");
+    Ok(())
+}
+
+/// Rank 1 ends and comes back.
+fn outlives(engine: &mut Engine) -> Result<()> {
+    loses(engine)?;
     engine.ring.lost(1);
     assert_eq!(engine.links.readmit(PATIENCE)?, Some(1));
     engine.ring.reattach(1, &mut engine.links, PATIENCE)
@@ -143,7 +148,7 @@ fn rank((own, ranks): (u32, u32), death: Death, folder: &Path) -> Result<u32> {
                 Death::Shared if own == 1 => die(),
                 // It waits for the others, and is killed when it has done so for some time.
                 Death::Ready | Death::Returned if own == 1 => faults.arm(20),
-                Death::Ready => std::thread::sleep(Duration::from_millis(200)),
+                Death::Ready => loses(&mut engine)?,
                 Death::Returned => outlives(&mut engine)?,
                 Death::Flip if own == 1 => faults.arm(0),
                 Death::HalfFlipped if own == 1 => faults.arm(5),

@@ -1,6 +1,6 @@
 //! Ranks that come back while others have begun an update.
 
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -61,9 +61,9 @@ fn takes(engine: &mut Engine) {
 /// before rank 2 is attached, which tells that rank nothing; after it the same call succeeds.
 #[test]
 fn an_update_goes_on_when_a_rank_is_attached_again() {
-    let (folder, ended) = (Folder::new(), Barrier::new(3));
+    let folder = Folder::new();
     thread::scope(|scope| {
-        scope.spawn(|| {
+        let second = scope.spawn(|| {
             let mut engine = start(2, &folder);
             // Rank 1 has begun.
             engine.links.event(PATIENCE).unwrap().unwrap();
@@ -71,9 +71,9 @@ fn an_update_goes_on_when_a_rank_is_attached_again() {
             let mut engine = start(2, &folder);
             engine.step().unwrap();
             takes(&mut engine);
-            ended.wait();
+            engine
         });
-        scope.spawn(|| {
+        let first = scope.spawn(|| {
             let mut engine = start(1, &folder);
             let mut update = engine.filled(1, &engine.layers()).unwrap();
             let error = engine.share(&mut update).unwrap_err();
@@ -83,7 +83,7 @@ fn an_update_goes_on_when_a_rank_is_attached_again() {
             assert_eq!(engine.links.readmit(PATIENCE), Ok(Some(2)));
             engine.ring.reattach(2, &mut engine.links, PATIENCE).unwrap();
             takes(&mut engine);
-            ended.wait();
+            engine
         });
         let mut engine = start(0, &folder);
         serves_until_2_is_back(&mut engine);
@@ -96,6 +96,7 @@ fn an_update_goes_on_when_a_rank_is_attached_again() {
         engine.step().unwrap();
         engine.share(&mut update).unwrap();
         commits(&mut engine, &mut update);
-        ended.wait();
+        // All sessions live until the last rank has ended.
+        drop((first.join().unwrap(), second.join().unwrap()));
     });
 }

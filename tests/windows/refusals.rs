@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -353,18 +353,25 @@ fn a_loss_is_told_although_another_error_ends_the_exchange() {
     let mut rank = Rank::new(&devices(1)[0], plan(0, 3), Pulls::default(), &no_faults()).unwrap();
     rank.fill().unwrap();
     let hello = rank.windows.hello(MODEL, rank.stream).unwrap();
-    let met = Barrier::new(3);
     let over = |of: u32, sockets| {
         let content = if of == 0 { hello.content } else { [0; 32] };
         let hello = Hello { rank: of, plan: plan(of, 3).digest(), content, ..hello };
-        let links = Links::over(sockets, hello, patient(), no_faults()).unwrap();
-        met.wait();
-        links
+        Links::over(sockets, hello, patient(), no_faults()).unwrap()
     };
     thread::scope(|scope| {
-        scope.spawn(|| drop(over(1, ends)));
+        scope.spawn(|| {
+            let mut links = over(1, ends);
+            // It ends when both others have met all: rank 0 gives its first part then.
+            let mut heard = [0, 0, 0];
+            while heard.contains(&0) {
+                let (rank, _) = links.event(PATIENCE).unwrap().unwrap();
+                heard[rank as usize] += 1;
+                heard[1] = 1;
+            }
+        });
         scope.spawn(|| {
             let mut links = over(2, breaks);
+            links.send(1, b"met", None).unwrap();
             let lost = loop {
                 if let Err(error) = links.event(PATIENCE) {
                     break error;

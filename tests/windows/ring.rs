@@ -204,9 +204,9 @@ fn a_failed_change_shows_no_other_layer() {
     assert!(errors > 20, "{errors} steps that a broken layer refused");
 }
 
-/// A launch pulls every layer, so none is launched where it is not known what a layer's addresses show.
+/// No step begins where it is not known what a layer's addresses show, and none is launched.
 #[test]
-fn nothing_is_launched_over_a_broken_layer() {
+fn no_step_begins_over_a_broken_layer() {
     let faulty = Faulty::new(HostDevice::new(HostOptions::default()), false);
     let device: Arc<dyn Device> = faulty.clone();
     let bytes: Vec<Vec<u64>> = (0..4).map(|layer| vec![3 * grain() + layer]).collect();
@@ -227,6 +227,7 @@ fn nothing_is_launched_over_a_broken_layer() {
     faulty.remaps(&[]);
     let error = ring.launch(stream, launch).unwrap_err();
     assert_eq!((error.kind(), launches.into_inner()), (Kind::DeviceFailed, 1), "{error}");
+    assert_eq!(ring.begin(1, 0), Err(error));
 }
 
 /// A rank that ended: its memory stays mapped, so the others make its layers resident and go on.

@@ -180,10 +180,10 @@ impl Costs {
             ("peer.rate", self.peer.rate),
             ("device_copy", self.device_copy),
         ];
-        let memory = self.memory.map(|rate| ("memory", rate));
-        first(memory, |rate| RATES.contains(&rate) && rate >= self.device_copy)?;
         let rates = rates.into_iter().chain(movers.iter().map(|(m, n)| (n[1], m.rate)));
         first(rates, |rate| RATES.contains(&rate))?;
+        let memory = self.memory.map(|rate| ("memory", rate));
+        first(memory, |rate| RATES.contains(&rate) && rate >= self.device_copy)?;
         let shares =
             kernels.iter().map(|(k, n)| (n[2], k.sm)).chain(movers.iter().map(|(m, n)| (n[2], m.sm)));
         first(shares, is_share)?;
@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn an_invalid_number_is_refused_by_its_name() {
         type Spoil = fn(&mut Costs);
-        let spoiled: [(&str, Spoil); 21] = [
+        let spoiled: [(&str, Spoil); 22] = [
             ("resolve_wave", |c| c.resolve_wave = Some(0)),
             ("launch_ns", |c| c.launch_ns = -1.0),
             ("copy_ns", |c| c.copy_ns = f64::INFINITY),
@@ -373,6 +373,7 @@ mod tests {
             ("poll_ns", |c| c.poll_ns = 1e-320),
             ("link.to_device", |c| c.link.to_device = 1e-320),
             ("device_copy", |c| c.device_copy = 1e19),
+            ("device_copy", |c| (c.memory, c.device_copy) = (Some(1e12), f64::NAN)),
             ("memory", |c| c.memory = Some(f64::INFINITY)),
             ("memory", |c| c.memory = Some(0.9 * c.device_copy)),
             ("link.duplex", |c| c.link.duplex = 1e-320),

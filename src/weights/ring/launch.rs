@@ -38,7 +38,7 @@ impl<P: Pull> Ring<P> {
             return Err(self.wrong(Kind::Busy, "a step is open").hint("end or abandon it before a launch"));
         }
         self.once.iter().chain(&self.drafts).try_for_each(|layer| self.alive(*layer))?;
-        (0..self.places.len()).try_for_each(|layer| self.pulls.usable(layer))?;
+        self.usable()?;
         for at in 0..self.buffers.len() {
             self.settle(at)?;
             if let Some(Buffer { arrived, .. }) = self.buffers.get(at) {

@@ -239,7 +239,8 @@ impl<P: Pull> Ring<P> {
     ///
     /// # Errors
     /// [`Kind::Busy`] while a step is open: two schedules use this ring; [`Kind::OutOfRange`] for more micro-batches
-    /// than the ring has; [`Kind::PeerLost`] with layer and rank; those of [`Windows::pull`].
+    /// than the ring has; [`Kind::PeerLost`] with layer and rank; the error of a layer that cannot be used; those of
+    /// [`Windows::pull`].
     pub fn begin(&mut self, micro_batches: usize, draft_passes: usize) -> Result<()> {
         if self.open.is_some() {
             return Err(self
@@ -252,6 +253,7 @@ impl<P: Pull> Ring<P> {
                 .with("micro-batches", micro_batches as u64)
                 .with("most", self.options.micro_batches as u64));
         }
+        self.usable()?;
         for buffer in 0..self.buffers.len() {
             self.settle(buffer)?;
         }
@@ -259,6 +261,11 @@ impl<P: Pull> Ring<P> {
         self.open = Some(Open { micro_batches, uses, captured: None });
         self.readers.fill(Reader::default());
         Ok(())
+    }
+
+    /// Checks that it is known what each layer's addresses show, also of those that no step pulls or enters.
+    fn usable(&self) -> Result<()> {
+        (0..self.places.len()).try_for_each(|layer| self.pulls.usable(layer))
     }
 
     /// Makes a buffer hold its first layer, or have its pull enqueued whole.
@@ -400,7 +407,6 @@ impl<P: Pull> Ring<P> {
     /// [`Ring::begin`], and for a micro-batch on two streams; [`Kind::OutOfRange`] for a layer or micro-batch that
     /// there is not; those of [`Windows::pull_some`].
     pub fn enter(&mut self, layer: usize, micro_batch: usize, stream: Stream) -> Result<()> {
-        self.pulls.usable(layer)?;
         let Some((mut open, reader, buffer)) = self.reader(layer, micro_batch, stream)? else {
             return Ok(());
         };

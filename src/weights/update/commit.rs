@@ -10,7 +10,7 @@ use super::version::{OPERATION, Renewed, Shared, State, Update};
 use crate::device::{Mapped, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::os::{self, Faults};
-use crate::peer::{Digest, Links};
+use crate::peer::{Digest, Links, Mark};
 use crate::sync::Arc;
 use crate::weights::fill::content;
 use crate::weights::spares::Parked;
@@ -40,75 +40,82 @@ pub enum Outcome {
     Aborted(Error),
 }
 
-/// Waits for what all ranks decide, and serves the sessions meanwhile.
-fn decide(
-    ballot: &Ballot<Shared>,
-    (links, losses): (&mut Links, usize),
-    border: &Border,
-    (rank, faults): (u32, &dyn Faults),
-) -> Result<Outcome> {
-    let start = Instant::now();
-    // Before this rank is ready: no rank commits without it.
-    let mut broken = unbroken(links, losses).err();
-    if broken.is_none() {
-        ballot.ready(rank, border.step);
-    }
-    let wrong = |kind, what: &'static str| Error::new(kind, OPERATION).at(what);
-    let strange = |value| {
-        wrong(Kind::Corrupt, "a decision that no rank writes")
-            .with("value", value)
-            .hint("end all ranks of the group: they may have different versions")
-    };
-    let other = || wrong(Kind::Cancelled, "another rank has aborted");
-    loop {
-        let why = match broken.take() {
-            Some(error) => error,
-            None => match ballot.look(border.step) {
-                Look::Decided(Decision::Committed) => return Ok(Outcome::Committed),
-                Look::Decided(Decision::Aborted) => return Ok(Outcome::Aborted(other())),
-                Look::Strange(value) => return Err(strange(value)),
-                Look::Differs(rank, step) => wrong(Kind::InvalidState, "a rank at another border")
-                    .with("rank", rank)
-                    .with("step", step)
-                    .with("own", border.step),
-                Look::Waits(rank) if start.elapsed() >= border.at_most => {
-                    wrong(Kind::TimedOut, "a rank that is not ready").with("rank", rank)
-                }
-                Look::Waits(_) => {
-                    broken = served(links, losses, faults).err();
-                    continue;
-                }
-            },
-        };
-        // Another rank may have decided meanwhile.
-        return match ballot.abort() {
-            Look::Decided(Decision::Committed) => Ok(Outcome::Committed),
-            Look::Strange(value) => Err(strange(value)),
-            _ => Ok(Outcome::Aborted(why)),
-        };
-    }
+/// A rank's part in the decision of all.
+struct Vote<'a> {
+    ballot: &'a Ballot<Shared>,
+    links: &'a mut Links,
+    /// The sessions as they were when the parts were shared.
+    shared: &'a Mark,
+    rank: u32,
+    faults: &'a dyn Faults,
 }
 
-/// Checks that no rank was lost since the parts were shared, also none that has come back: its new process has the old
-/// version, and what the old one said of being ready says nothing of it.
-fn unbroken(links: &mut Links, losses: usize) -> Result<()> {
-    links.settle()?;
-    if let Some((_, error)) = links.lost().next() {
-        return Err(error.clone());
+impl Vote<'_> {
+    /// Waits for what all ranks decide, and serves the sessions meanwhile.
+    fn decide(&mut self, border: &Border) -> Result<Outcome> {
+        let start = Instant::now();
+        // Before this rank is ready: no rank commits without it.
+        let mut broken = self.unbroken().err();
+        if broken.is_none() {
+            self.ballot.ready(self.rank, border.step);
+        }
+        let wrong = |kind, what: &'static str| Error::new(kind, OPERATION).at(what);
+        let strange = |value| {
+            wrong(Kind::Corrupt, "a decision that no rank writes")
+                .with("value", value)
+                .hint("end all ranks of the group: they may have different versions")
+        };
+        let other = || wrong(Kind::Cancelled, "another rank has aborted");
+        loop {
+            let why = match broken.take() {
+                Some(error) => error,
+                None => match self.ballot.look(border.step) {
+                    Look::Decided(Decision::Committed) => return Ok(Outcome::Committed),
+                    Look::Decided(Decision::Aborted) => return Ok(Outcome::Aborted(other())),
+                    Look::Strange(value) => return Err(strange(value)),
+                    Look::Differs(rank, step) => wrong(Kind::InvalidState, "a rank at another border")
+                        .with("rank", rank)
+                        .with("step", step)
+                        .with("own", border.step),
+                    Look::Waits(rank) if start.elapsed() >= border.at_most => {
+                        wrong(Kind::TimedOut, "a rank that is not ready").with("rank", rank)
+                    }
+                    Look::Waits(_) => {
+                        broken = self.served().err();
+                        continue;
+                    }
+                },
+            };
+            // Another rank may have decided meanwhile.
+            return match self.ballot.abort() {
+                Look::Decided(Decision::Committed) => Ok(Outcome::Committed),
+                Look::Strange(value) => Err(strange(value)),
+                _ => Ok(Outcome::Aborted(why)),
+            };
+        }
     }
-    if let Some(rank) = links.losses().get(losses) {
-        return Err(Error::new(Kind::PeerLost, OPERATION)
-            .at("a rank that has ended and come back since the parts were shared")
-            .with("rank", *rank)
-            .hint("begin an update of a higher version"));
-    }
-    Ok(())
-}
 
-/// Serves the sessions for a moment.
-fn served(links: &mut Links, losses: usize, faults: &dyn Faults) -> Result<()> {
-    os::wait(&[], PAUSE, faults)?;
-    unbroken(links, losses)
+    /// Checks that no rank was lost since the parts were shared, also none that has come back: its new process has the
+    /// old version, and what the old one said of being ready says nothing of it.
+    fn unbroken(&mut self) -> Result<()> {
+        self.links.settle()?;
+        if let Some((_, error)) = self.links.lost().next() {
+            return Err(error.clone());
+        }
+        match self.links.lost_since(self.shared) {
+            None => Ok(()),
+            Some(rank) => Err(Error::new(Kind::PeerLost, OPERATION)
+                .at("a rank that has ended and come back since the parts were shared")
+                .with("rank", rank)
+                .hint("begin an update of a higher version")),
+        }
+    }
+
+    /// Serves the sessions for a moment.
+    fn served(&mut self) -> Result<()> {
+        os::wait(&[], PAUSE, self.faults)?;
+        self.unbroken()
+    }
 }
 
 impl Windows {
@@ -120,8 +127,8 @@ impl Windows {
     ///
     /// # Errors
     /// Before this rank is ready, so that nothing is decided and it may be called again: [`Kind::InvalidState`] for an
-    /// update that was not shared, or of other windows; [`Kind::Busy`] for a stream that is being captured; the error
-    /// of a layer that cannot be used; those of [`crate::device::Device::synchronize`].
+    /// update that was not shared, or of other windows or sessions; [`Kind::Busy`] for a stream that is being captured;
+    /// the error of a layer that cannot be used; those of [`crate::device::Device::synchronize`].
     ///
     /// After the ranks have committed: those of [`crate::device::Device::remap`] and of a pull, with the layer, for
     /// which every later call returns that error; this rank cannot go on with the group and is started again. Those of
@@ -130,9 +137,13 @@ impl Windows {
     /// used, because it is not known what the others have. [`Windows::version`] tells what a layer shows.
     pub fn commit(&mut self, update: &mut Update, links: &mut Links, border: Border) -> Result<Outcome> {
         let wrong = |what: &'static str| Err(Error::new(Kind::InvalidState, OPERATION).at(what));
-        let Some(ballot) = update.ballot.as_ref().filter(|_| update.state == State::Shared) else {
+        let voted = update.ballot.as_ref().zip(update.shared.as_ref());
+        let Some((ballot, shared)) = voted.filter(|_| update.state == State::Shared) else {
             return wrong("an update that was not shared, or is over");
         };
+        if !links.made(shared) {
+            return wrong("other sessions than the update was shared over");
+        }
         if !update.user.as_ref().is_some_and(|user| self.spares.are_lent_to(user)) {
             return wrong("an update of other windows");
         }
@@ -143,8 +154,8 @@ impl Windows {
         update.layers.iter().try_for_each(|layer| self.usable(layer.ordinal))?;
         self.staging.drain(&*self.device, border.stream)?;
         // Fills and readings of the update have ended when it was shared and verified.
-        let (rank, losses) = (self.plan.group().rank, update.losses);
-        let decided = decide(ballot, (&mut *links, losses), &border, (rank, &*self.faults));
+        let (rank, faults) = (self.plan.group().rank, &*self.faults);
+        let decided = Vote { ballot, links: &mut *links, shared, rank, faults }.decide(&border);
         links.put_back();
         match decided {
             Ok(Outcome::Committed) => {

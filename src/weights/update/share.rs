@@ -8,7 +8,7 @@
 //! is never begun again, so the next exchange drops it.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::decision::{self, Ballot};
 use super::version::{OPERATION, Shared, State, Update};
@@ -31,6 +31,21 @@ fn split(bytes: &[u8]) -> Option<(&[u8], u32)> {
     (part.len() == BYTES).then_some((part, u32::from_le_bytes(*version)))
 }
 
+/// Checks that no rank is lost, and that none has come back and was not attached again.
+fn all_there(links: &mut Links) -> Result<()> {
+    links.settle()?;
+    if let Some((_, error)) = links.lost().next() {
+        return Err(error.clone());
+    }
+    match links.unattached() {
+        None => Ok(()),
+        Some(rank) => Err(Error::new(Kind::InvalidState, OPERATION)
+            .at("a rank that has come back and was not attached again")
+            .with("rank", rank)
+            .hint("call `reattach` first")),
+    }
+}
+
 impl Update {
     /// Whether an event of [`Links::event`] belongs to an update. A rank that is still filling may get what a faster
     /// one says; it keeps that with [`Links::set_aside`], and [`Update::share`] takes it.
@@ -46,9 +61,9 @@ impl Update {
     }
 
     /// Gives this rank's new parts to all others and takes theirs. All ranks call it, when all layers of the update are
-    /// filled. `stream` is ordered after all fills. Blocks for at most `at_most`, and until this rank's parts are
-    /// hashed. It serves the sessions meanwhile, between two layers at least, so an engine that goes on stepping calls
-    /// it on a thread of its own.
+    /// filled. `stream` is ordered after all fills. Blocks until this rank's parts are hashed, and then for at most
+    /// `at_most`. It serves the sessions meanwhile, between two layers at least, so an engine that goes on stepping
+    /// calls it on a thread of its own.
     ///
     /// # Errors
     /// [`Kind::InvalidState`] with the tensor that was not filled, and for an update that was shared before;
@@ -74,23 +89,21 @@ impl Update {
                 .at("sessions of another group or plan")
                 .with("rank", own.rank));
         }
-        // Nothing is said before: a rank that waits to be attached would take it for a part.
-        if let Some((_, error)) = links.lost().next() {
-            return Err(error.clone());
-        }
-        if let Some(rank) = links.unattached() {
-            return Err(Error::new(Kind::InvalidState, OPERATION)
-                .at("a rank that has come back and was not attached again")
-                .with("rank", rank)
-                .hint("call `reattach` first"));
-        }
-        self.losses = links.losses().len();
-        self.state = State::Sharing;
-        let shared = self.shared(links, stream, at_most);
-        match shared {
-            Ok(()) => self.state = State::Shared,
-            Err(_) => self.fails(links),
-        }
+        let all = all_there(links);
+        let shared = match &all {
+            // Nothing was said: a rank that waits to be attached would take it for a part.
+            Err(_) => all,
+            Ok(()) => {
+                self.shared = Some(links.mark());
+                self.state = State::Sharing;
+                let shared = self.exchanged(links, stream, at_most);
+                match shared {
+                    Ok(()) => self.state = State::Shared,
+                    Err(_) => self.fails(links),
+                }
+                shared
+            }
+        };
         links.put_back();
         shared
     }
@@ -113,8 +126,8 @@ impl Update {
         [&part.encode()[..], &self.version.to_le_bytes()].concat()
     }
 
-    fn shared(&mut self, links: &mut Links, stream: Stream, at_most: Duration) -> Result<()> {
-        let (start, rank) = (Instant::now(), self.plan.group().rank as usize);
+    fn exchanged(&mut self, links: &mut Links, stream: Stream, at_most: Duration) -> Result<()> {
+        let rank = self.plan.group().rank as usize;
         self.drain(stream)?;
         self.settle()?;
         let sharded: Vec<(usize, LayerPlan)> =
@@ -136,7 +149,7 @@ impl Update {
         // What others said before is taken first.
         links.put_back();
         let others = self.others();
-        exchange(self, links, &others, at_most.saturating_sub(start.elapsed()))
+        exchange(self, links, &others, at_most)
     }
 
     /// The other ranks of the group.

@@ -6,7 +6,7 @@ use super::decision::{self, Ballot};
 use crate::device::{Device, Mapped, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::os::{self, Faults, Map, Protection};
-use crate::peer::Digest;
+use crate::peer::{Digest, Mark};
 use crate::sync::Arc;
 #[cfg(feature = "safetensors")]
 use crate::weights::files::{self, Files};
@@ -77,8 +77,8 @@ pub struct Update {
     streams: Vec<Stream>,
     pub(super) ballot: Option<Ballot<Shared>>,
     pub(super) state: State,
-    /// How many sessions had been lost when its parts were shared.
-    pub(super) losses: usize,
+    /// The sessions as they were when the parts were shared over them.
+    pub(super) shared: Option<Mark>,
     /// The windows know by it that the update is there. None when it is over.
     pub(super) user: Option<Alive<()>>,
 }
@@ -136,7 +136,7 @@ impl Windows {
             streams: Vec::new(),
             ballot: None,
             state: State::Filling,
-            losses: 0,
+            shared: None,
             user: Some(self.spares.lend()),
         };
         // All memory before the first range; what was taken goes with the update where something is refused.
