@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use super::frame::FRAME_MAX;
 use super::hello::Hello;
 use super::session::{Event, Limits, Session};
 use crate::error::{Error, Kind, Result};
@@ -16,9 +17,8 @@ use crate::sync::Arc;
 
 /// The most bytes of one call of the system.
 const CHUNK: usize = 1 << 14;
-/// The most such pieces that a call reads when its time is over. The first holds 2,048 signs of life, and the second
-/// what follows them.
-const PIECES: u32 = 2;
+/// The most such pieces that a call reads when its time is over: the longest frame, and what follows it.
+const PIECES: usize = FRAME_MAX / CHUNK + 2;
 
 /// A session with the process at the other end of a socket.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ impl Link {
     /// [`Kind::OsRefused`].
     pub fn event(&mut self, at_most: Duration) -> Result<Option<Event<OwnedFd>>> {
         let until = self.start.elapsed().saturating_add(at_most);
-        let mut pieces = 0;
+        let mut late = 0;
         loop {
             if let Some(event) = self.session.event()? {
                 return Ok(Some(event));
@@ -109,9 +109,9 @@ impl Link {
             }
             // Behind what was learnt more may be there, such as the end of the connection. But a side that only says
             // that it lives must not hold this one for good.
-            pieces += 1;
             let now = self.start.elapsed();
-            if now >= until && (!learnt || pieces == PIECES) {
+            late += usize::from(now >= until);
+            if late > 0 && (!learnt || late >= PIECES) {
                 return Ok(None);
             }
             if learnt {

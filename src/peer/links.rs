@@ -242,7 +242,7 @@ impl Links {
 
     /// Ends the session with a rank that failed, unless it had failed before. The other side finds the connection
     /// closed.
-    fn lose(&mut self, rank: u32, error: Error) -> Error {
+    pub(crate) fn lose(&mut self, rank: u32, error: Error) -> Error {
         let error = of_rank(error, rank);
         if self.links.remove(&rank).is_none() {
             return error;
@@ -266,11 +266,6 @@ impl Links {
     /// The last rank that was lost since then, if one was; it may have come back.
     pub(crate) fn lost_since(&self, mark: &Mark) -> Option<u32> {
         (self.losses.0 > mark.losses).then_some(self.losses.1)
-    }
-
-    /// Ends the session with a rank, if it has not failed, because of an error that leaves it of no use.
-    pub(crate) fn give_up(&mut self, rank: u32, error: Error) -> Error {
-        self.lose(rank, error)
     }
 
     /// Notes that a rank is given what others have, as it waits for. Returns whether it had come back.

@@ -65,7 +65,7 @@ impl Windows {
         }
         let attached = self.exchange(links, &[rank], digests, at_most);
         links.put_back();
-        attached.map_err(|error| links.give_up(rank, error))
+        attached.map_err(|error| links.lose(rank, error))
     }
 
     /// Maps the memory of another rank's part, at the addresses of the part that it gave before, if it did.

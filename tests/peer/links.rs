@@ -5,10 +5,10 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay::os::{Call, Faults, NoFaults};
 use forebay::peer::{Event, Hello, Limits, Link, Links};
@@ -231,38 +231,66 @@ fn survive(mut links: Links) {
     assert_eq!(links.lost().count(), 1);
 }
 
-/// What arrives is read piece by piece, and the time is looked at after each: a side that says without end that it
-/// lives keeps no other from its own work.
-#[test]
-fn signs_of_life_without_end_do_not_hold_a_call() {
-    let alive = frame(2, 0, &[]).repeat(10_000);
-    let (links, mut other) = beside(&hello_of(0), no_faults());
-    let mut links = links.unwrap();
-    other.write_all(&[&alive[..], &frame(3, 0, b"at last")].concat()).unwrap();
-    let mut none = 0;
-    let bytes = loop {
-        match links.event(Duration::ZERO).unwrap() {
-            None => none += 1,
-            Some((0, Event::Message { bytes, .. })) => break bytes,
-            other => panic!("{other:?}"),
-        }
-    };
-    assert_eq!(bytes, b"at last");
-    assert!(none >= 2, "80,000 bytes were read in {none} calls");
-    // A caller that waits gets it in one call.
-    other.write_all(&[&alive[..], &frame(3, 0, b"again")].concat()).unwrap();
-    assert!(matches!(links.event(PATIENCE), Ok(Some((0, Event::Message { .. })))));
+/// Sends signs of life before each look at the socket, once it has the other end.
+#[derive(Debug)]
+struct Floods {
+    other: Mutex<Option<UnixStream>>,
+    looks: AtomicU32,
+    begun: Instant,
 }
 
-/// A rank said that it lives, and then ended: the first look tells both.
+impl Faults for Floods {
+    fn before(&self, call: Call) -> Option<i32> {
+        if call != Call::Receive {
+            return None;
+        }
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        if let Some(other) = self.other.lock().unwrap().as_mut() {
+            other.write_all(&frame(2, 0, &[]).repeat(1000)).unwrap();
+        }
+        // A call that does not end is an error in place of a hanging test.
+        (self.begun.elapsed() > Duration::from_secs(10)).then_some(libc::EPERM)
+    }
+}
+
+/// The time is looked at after each piece that arrived: a side that says without end that it lives keeps no other from
+/// its own work, whether that one waits or only looks.
 #[test]
-fn the_end_behind_a_sign_of_life_is_told_by_the_first_look() {
-    let (links, mut other) = beside(&hello_of(0), no_faults());
+fn signs_of_life_without_end_do_not_hold_a_call() {
+    let floods = || {
+        let (other, looks) = (Mutex::new(None), AtomicU32::new(0));
+        Arc::new(Floods { other, looks, begun: Instant::now() })
+    };
+    let faults = floods();
+    let (links, other) = beside(&hello_of(0), faults.clone());
     let mut links = links.unwrap();
-    other.write_all(&frame(2, 0, &[]).repeat(100)).unwrap();
-    drop(other);
-    let error = links.event(Duration::ZERO).unwrap_err();
-    assert_eq!((error.kind(), error.number("rank")), (Kind::PeerLost, Some(0)), "{error}");
+    *faults.other.lock().unwrap() = Some(other);
+    faults.looks.store(0, Ordering::Relaxed);
+    assert!(links.event(Duration::ZERO).unwrap().is_none());
+    let looks = faults.looks.load(Ordering::Relaxed);
+    assert!((2..10).contains(&looks), "{looks} looks");
+    // A session that waits.
+    let faults = floods();
+    let (own, mut other) = UnixStream::pair().unwrap();
+    other.write_all(&hello_of(0)).unwrap();
+    let mut link = Link::new(own, OWN, patient(), faults.clone()).unwrap();
+    assert!(matches!(link.event(PATIENCE), Ok(Some(Event::Hello(_)))));
+    *faults.other.lock().unwrap() = Some(other);
+    assert!(link.event(Duration::from_millis(20)).unwrap().is_none());
+}
+
+/// A rank said that it lives, or a part of a message, and then ended: the first look tells it.
+#[test]
+fn the_end_behind_what_was_said_is_told_by_the_first_look() {
+    let (alive, message) = (frame(2, 0, &[]).repeat(100), frame(3, 0, &[0; 60_000]));
+    for said in [&alive[..], &message[..40_000], &message[..59_000]] {
+        let (links, mut other) = beside(&hello_of(0), no_faults());
+        let mut links = links.unwrap();
+        other.write_all(said).unwrap();
+        drop(other);
+        let error = links.event(Duration::ZERO).unwrap_err();
+        assert_eq!((error.kind(), error.number("rank")), (Kind::PeerLost, Some(0)), "{error}");
+    }
 }
 
 /// Before all have met, a rank that never stops talking is an error, and takes no more memory or descriptors.

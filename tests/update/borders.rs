@@ -9,6 +9,7 @@ use forebay::device::Device;
 use forebay::peer::Event;
 use forebay::weights::{Border, Group, Outcome, Plan, Pulls, Sharding, Source, Update};
 
+use crate::refusals::alone;
 use crate::windows::{PATIENCE, Rank, layers, sharding};
 use crate::{Engine, Faulty, counted, grain, group, model, no_faults};
 
@@ -224,6 +225,11 @@ fn what_cannot_be_updated_is_refused_and_nothing_changes() {
         assert_eq!(kind(engine.share(&mut update)), Kind::InvalidState);
         assert_eq!(
             kind(update.fill(1, "model.layers.1.weight.0", from, engine.stream())),
+            Kind::InvalidState
+        );
+        // Other sessions know nothing of a rank that was lost in these.
+        assert_eq!(
+            engine.ring.commit(&mut update, &mut alone(), border).unwrap_err().kind(),
             Kind::InvalidState
         );
         // In an open step it is refused, and goes on when the step has ended.

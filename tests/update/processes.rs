@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
@@ -82,7 +83,18 @@ impl Faults for DiesAt {
     }
 }
 
-/// Waits until rank 1 has ended.
+/// The file that says that rank 1 has ended.
+const ENDED: &str = "ended";
+
+fn waits_for(file: &Path) {
+    let start = Instant::now();
+    while !file.exists() {
+        assert!(start.elapsed() < PATIENCE, "rank 1 does not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until a session tells that rank 1 has ended.
 fn loses(engine: &mut Engine) -> Result<()> {
     let lost = loop {
         match engine.links.event(PATIENCE) {
@@ -148,7 +160,8 @@ fn rank((own, ranks): (u32, u32), death: Death, folder: &Path) -> Result<u32> {
                 Death::Shared if own == 1 => die(),
                 // It waits for the others, and is killed when it has done so for some time.
                 Death::Ready | Death::Returned if own == 1 => faults.arm(20),
-                Death::Ready => loses(&mut engine)?,
+                // It serves no session meanwhile: the commit itself has to find that rank 1 has ended.
+                Death::Ready => waits_for(&folder.join(ENDED)),
                 Death::Returned => outlives(&mut engine)?,
                 Death::Flip if own == 1 => faults.arm(0),
                 Death::HalfFlipped if own == 1 => faults.arm(5),
@@ -220,9 +233,16 @@ fn those_that_live_have_one_version_whenever_a_rank_is_killed() {
                 .unwrap()
         };
         let mut all = Processes((0..ranks).map(|rank| start_as(rank, death)).collect());
-        if death == Death::Returned {
-            all.0[1].wait().unwrap();
-            all.0.push(start_as(1, Death::Again));
+        match death {
+            Death::Ready => {
+                all.0[1].wait().unwrap();
+                std::fs::write(folder.0.join(ENDED), "").unwrap();
+            }
+            Death::Returned => {
+                all.0[1].wait().unwrap();
+                all.0.push(start_as(1, Death::Again));
+            }
+            _ => {}
         }
         let ended: Vec<ExitStatus> = all.0.iter_mut().map(|child| child.wait().unwrap()).collect();
         for (rank, status) in ended.iter().enumerate() {

@@ -127,7 +127,7 @@ fn every_refused_call_leaves_one_version_or_an_error_that_says_so() {
 }
 
 /// Sessions of no other rank.
-fn alone() -> forebay::peer::Links {
+pub fn alone() -> forebay::peer::Links {
     let hello = forebay::peer::Hello {
         group: 0,
         rank: 0,

@@ -196,6 +196,8 @@ fn a_failed_change_shows_no_other_layer() {
         for _ in 0..2 {
             if let Err(error) = step(&mut ring) {
                 assert!(changed.is_err(), "{case}: {error}");
+                assert_eq!(ring.pulls().layer(layer).unwrap_err(), error, "{case}");
+                assert_eq!(ring.pulls().copies(layer).unwrap_err(), error, "{case}");
                 errors += 1;
                 ring.abandon().unwrap();
             }

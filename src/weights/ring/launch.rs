@@ -30,15 +30,14 @@ impl<P: Pull> Ring<P> {
     ///
     /// # Errors
     /// [`Kind::Busy`] while a step is open; those of [`Ring::begin`], before anything is launched; [`Kind::PeerLost`]
-    /// with layer and rank while a layer that is not resident is pulled from a rank that ended; the error of a layer
-    /// that cannot be used; the error of `launch`;
+    /// with layer and rank while a layer that is not resident is pulled from a rank that ended; the error of `launch`;
     /// those of [`Ring::begin`] also behind a launch, which then runs.
     pub fn launch(&mut self, stream: Stream, launch: impl FnOnce() -> Result<()>) -> Result<()> {
         if self.open.is_some() {
             return Err(self.wrong(Kind::Busy, "a step is open").hint("end or abandon it before a launch"));
         }
         self.once.iter().chain(&self.drafts).try_for_each(|layer| self.alive(*layer))?;
-        self.usable()?;
+        self.usable(true)?;
         for at in 0..self.buffers.len() {
             self.settle(at)?;
             if let Some(Buffer { arrived, .. }) = self.buffers.get(at) {

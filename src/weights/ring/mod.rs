@@ -253,7 +253,7 @@ impl<P: Pull> Ring<P> {
                 .with("micro-batches", micro_batches as u64)
                 .with("most", self.options.micro_batches as u64));
         }
-        self.usable()?;
+        self.usable(draft_passes > 0)?;
         for buffer in 0..self.buffers.len() {
             self.settle(buffer)?;
         }
@@ -263,9 +263,10 @@ impl<P: Pull> Ring<P> {
         Ok(())
     }
 
-    /// Checks that it is known what each layer's addresses show, also of those that no step pulls or enters.
-    fn usable(&self) -> Result<()> {
-        (0..self.places.len()).try_for_each(|layer| self.pulls.usable(layer))
+    /// Checks that it is known what the addresses of a step's layers show, also of those that no step pulls or enters.
+    fn usable(&self, drafts: bool) -> Result<()> {
+        let without = if drafts { 0 } else { self.options.draft_layers };
+        (0..self.places.len().saturating_sub(without)).try_for_each(|layer| self.pulls.usable(layer))
     }
 
     /// Makes a buffer hold its first layer, or have its pull enqueued whole.
