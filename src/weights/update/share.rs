@@ -62,8 +62,8 @@ impl Update {
 
     /// Gives this rank's new parts to all others and takes theirs. All ranks call it, when all layers of the update are
     /// filled. `stream` is ordered after all fills. Blocks until this rank's parts are hashed, and then for at most
-    /// `at_most`. It serves the sessions meanwhile, between two layers at least, so an engine that goes on stepping
-    /// calls it on a thread of its own.
+    /// `at_most`; a call that fails takes a second more to say so to the others. It serves the sessions meanwhile,
+    /// between two layers at least, so an engine that goes on stepping calls it on a thread of its own.
     ///
     /// # Errors
     /// [`Kind::InvalidState`] with the tensor that was not filled, and for an update that was shared before;
