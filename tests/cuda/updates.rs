@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::thread;
 
+use forebay::Kind;
 use forebay::device::cuda::CudaDevice;
 use forebay::device::{Device, Graph, Slice};
 use forebay::os::{Faults, NoFaults};
@@ -92,6 +93,12 @@ impl Captured {
         // Of two borders there is none that all ranks are at.
         let step = u64::from(version) + if taken { 0 } else { u64::from(own) };
         let border = Border { step, stream: self.rank.stream, at_most: PATIENCE };
+        // Nothing is mapped anew on a stream that is captured.
+        let (device, stream) = (&self.rank.device, self.rank.stream);
+        device.capture(stream).unwrap();
+        let busy = self.ring.commit(&mut update, &mut self.links, border).unwrap_err();
+        assert_eq!(busy.kind(), Kind::Busy, "{busy}");
+        device.release(device.captured(stream).unwrap()).unwrap();
         let outcome = self.ring.commit(&mut update, &mut self.links, border).unwrap();
         assert_eq!(outcome == Outcome::Committed, taken, "{outcome:?}");
         self.version = if taken { version } else { self.version };

@@ -5,10 +5,11 @@ use std::fs;
 use std::path::PathBuf;
 
 use forebay::Kind;
-use forebay::weights::{Files, Group, Plan, Pulls};
+use forebay::peer::Links;
+use forebay::weights::{Border, Files, Group, Outcome, Plan, Pulls};
 use proptest::prelude::*;
 
-use crate::windows::{Folder, Rank, layers, sharding, stamp};
+use crate::windows::{Folder, PATIENCE, Rank, layers, patient, sharding, stamp};
 use crate::{devices, grain, no_faults};
 
 /// A safetensors file written by hand: the header's length, the header, the tensors.
@@ -104,6 +105,40 @@ fn files_fill_what_each_rank_owns() {
             let buffer = from_buffers.holds(&first.1);
             from_buffers.windows.fill(0, &first.0, buffer, from_buffers.stream).unwrap();
             from_buffers.wait().unwrap();
+        }
+    }
+}
+
+/// A new version from files: a rank that is alone shows their bytes after the commit, and the old ones before.
+#[test]
+fn files_fill_a_new_version() {
+    let folder = Folder::new();
+    let old = Files::open(&stored(&folder)).unwrap();
+    let new: Vec<_> =
+        model().into_iter().map(|(name, bytes)| (name, bytes.iter().map(|byte| !byte).collect())).collect();
+    let path = folder.0.join("new.safetensors");
+    fs::write(&path, written(&new)).unwrap();
+    let new = Files::open(&[path]).unwrap();
+    let mut rank = self::new(plan(0, 1));
+    rank.windows.fill_from(&old, rank.stream).unwrap();
+    let hello = rank.windows.hello([0; 32], rank.stream).unwrap();
+    let mut links = Links::over(Vec::new(), hello, patient(), no_faults()).unwrap();
+    rank.windows.share(&mut links, rank.stream, PATIENCE).unwrap();
+    let mut update = rank.windows.update(1, &rank.layers(), u64::MAX).unwrap();
+    update.fill_from(&new, rank.stream).unwrap();
+    update.share(&mut links, rank.stream, PATIENCE).unwrap();
+    rank.layers().iter().for_each(|layer| assert!(rank.is_whole(*layer), "layer {layer}"));
+    let border = Border { step: 1, stream: rank.stream, at_most: PATIENCE };
+    assert_eq!(rank.windows.commit(&mut update, &mut links, border), Ok(Outcome::Committed));
+    for layer in rank.layers() {
+        rank.windows.pull(layer, rank.stream).unwrap();
+        rank.wait().unwrap();
+        let shown = rank.read(rank.windows.layer(layer).unwrap());
+        let expected = rank.expected(layer);
+        let both = shown.iter().zip(&expected);
+        assert!(both.clone().count() > 0, "layer {layer}");
+        for (shown, byte) in both {
+            assert!(byte.is_none_or(|byte| !byte == *shown), "layer {layer}");
         }
     }
 }
