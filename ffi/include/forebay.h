@@ -50,6 +50,16 @@
  *             bucket          A number of batch rows for which steps are captured as a graph.
  *             published page  A full page that other sequences can find by the hash of its tokens and of everything
  *                             before it, its block hash (vLLM: a cached full block).
+ *             group           Ranks of one host that need the same weights. Each keeps a part of every sharded layer.
+ *             shard, part     What one rank keeps of a sharded layer: some granules of its window.
+ *             window          A range of addresses that shows one whole layer while the layer is in use: the rank's
+ *                             own part in place, and the others' parts pulled into a buffer.
+ *             pull            The copies that bring the other ranks' parts into a window.
+ *             ring            The order of pulls against the engine's work. Layers use two or three buffers in turn:
+ *                             when the use of one ends, the pull of the buffer's next layer begins.
+ *             session         The connection between two ranks: who they are, that they live, and what they share.
+ *             version         A number of the weights of a layer: 0 at the start, then those of updates.
+ *             border          A place between two steps at which all ranks take a new version, or none does.
  * Needs       Linux 4.14 or later, where MADV_WIPEONFORK exists: without it every creation returns FB_OS_REFUSED.
  * Status      Every call that can fail returns an fb_status: FB_OK is 0, the others are the library's kinds of error.
  *             A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is FB_INTERNAL; the object
@@ -69,7 +79,7 @@
  *             cuts a longer string. `text` may be NULL. The same is true of `reason` and `reason_bytes`.
  *             An error text says what failed, where, with which numbers, and what to do; 512 bytes hold any of them. A
  *             call that has no object, such as a creation, writes it to its own `text` or `reason`. For a call that
- *             failed on an object, fb_error_text copies it.
+ *             failed on an object, fb_error_text copies it: on the first one, for a call that takes several.
  * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer without
  *             const is exclusive: if another exclusive call on that object is running, it returns FB_BUSY at once and
  *             has done nothing, also when it is made inside that other call's callback. If only const calls are
@@ -94,12 +104,14 @@
  *             FB_OUT_OF_RANGE.
  *             Calls enqueue and return. fb_device_allocate and fb_cache_create wait until their memory is zeroed. Apart
  *             from them only fb_capture, fb_stream_wait, fb_stream_return and fb_device_destroy wait for the device,
- *             and, for comparisons and tests, fb_digest and fb_cache_validate. On FB_DEVICE_HOST_THREADS a stream
- *             holds 4096 operations: a caller that enqueues more waits until one has run. Streams run concurrently
- *             unless fb_stream_order orders them.
+ *             and, for comparisons and tests, fb_digest and fb_cache_validate. Of shared weights, those calls wait
+ *             whose comments say that they block; no call of a step does. On FB_DEVICE_HOST_THREADS a stream holds
+ *             4096 operations: a caller that enqueues more waits until one has run. Streams run concurrently unless
+ *             fb_stream_order orders them.
  * Memory      Buffers remain the caller's. The memory that a cache takes belongs to its device until
- *             fb_device_destroy. The library reads no environment variable, installs no signal handler, and writes no
- *             log; only a panic prints to standard error.
+ *             fb_device_destroy. So does that of shared weights, and their addresses stay valid until then. The
+ *             library reads no environment variable, installs no signal handler, and writes no log; only a panic
+ *             prints to standard error.
  */
 
 #ifndef FB_FOREBAY_H
@@ -173,6 +185,21 @@
 
 // In fb_step_range and fb_overlap: all query rows of the step. Draft pass j, counted from 0, is given as j + 1.
 #define FB_ALL_QUERY_ROWS 0
+
+// Nothing has happened for the given time.
+#define FB_LINKS_NOTHING 0
+
+// A rank was lost: its process has died, or has broken the protocol. Call fb_weights_lost.
+#define FB_LINKS_LOST 1
+
+// A rank that was lost has come back. Call fb_weights_reattach next.
+#define FB_LINKS_RETURNED 2
+
+// A rank has ended its session in order (fb_links_end).
+#define FB_LINKS_ENDED 3
+
+// A rank has sent a message that is of no call of this header; it was dropped.
+#define FB_LINKS_MESSAGE 4
 
 // I0: the projections for the indexer, and the write of the index keys.
 #define FB_WORK_PROJECT 0
@@ -253,6 +280,45 @@
 // The work never ran, because its device has ended.
 #define FB_TICKET_CANCELLED 3
 
+// Every rank keeps the old version.
+#define FB_UPDATE_ABORTED 0
+
+// Every rank has the new version, or will have it before its next step.
+#define FB_UPDATE_COMMITTED 1
+
+// A rank pulls what it does not hold from the device memory of the other ranks.
+#define FB_WEIGHTS_FROM_PEERS 0
+
+// A rank pulls from its own pinned host memory, which holds every sharded layer whole.
+#define FB_WEIGHTS_FROM_HOST 1
+
+// For an odd number of layers: what costs the fewest bytes. The first layer or the last stays resident.
+#define FB_ODD_CHEAPEST 0
+
+// For an odd number of layers: the last one has a third buffer.
+#define FB_ODD_THIRD_BUFFER 1
+
+// For an odd number of layers: the first one stays resident.
+#define FB_ODD_RESIDENT_FIRST 2
+
+// For an odd number of layers: the last one stays resident.
+#define FB_ODD_RESIDENT_LAST 3
+
+// The pulls of the next step's first layers are in the graph of a captured step, which ends behind them.
+#define FB_WRAP_JOINED 0
+
+// They are enqueued behind the launch, and the next launch waits for them.
+#define FB_WRAP_BEHIND 1
+
+// The plan keeps the last layer and the first one apart without further means.
+#define FB_CLOSING_EVEN 0
+
+// The last layer has a third buffer.
+#define FB_CLOSING_THIRD_BUFFER 1
+
+// One layer, `resident_layer`, stays resident.
+#define FB_CLOSING_RESIDENT 2
+
 // How a call ended.
 enum fb_status
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -322,6 +388,9 @@ typedef struct fb_chooser fb_chooser;
 // A device: its memory, its streams, and the work on them.
 typedef struct fb_device fb_device;
 
+// The sessions of a rank with all others of its group.
+typedef struct fb_links fb_links;
+
 // A request trace in progress.
 typedef struct fb_requests fb_requests;
 
@@ -333,6 +402,12 @@ typedef struct fb_ticket fb_ticket;
 
 // A recording in progress.
 typedef struct fb_trace fb_trace;
+
+// A new version of some layers.
+typedef struct fb_update fb_update;
+
+// One rank's weights, of which other ranks hold parts.
+typedef struct fb_weights fb_weights;
 
 // The configuration of a device. An optional field that is 0 gets the default that its comment names.
 typedef struct fb_device_config {
@@ -914,6 +989,43 @@ typedef struct fb_buffers {
     uint32_t reserved;
 } fb_buffers;
 
+// Where the ranks of a group meet, and their times. An optional field that is 0 gets the default that its comment
+// names.
+typedef struct fb_links_config {
+    // sizeof(fb_links_config).
+    size_t size;
+    // A folder that all ranks of the host can write.
+    const char *folder;
+    // Optional: a digest of what the checkpoint is at the group's start, such as the hashes of its files. Ranks with
+    // different ones refuse each other. Checkpoints of one shape are told apart by this alone. It stays the same as
+    // long as the group lives, also for a rank that comes back and after new weights were committed. Default: zeros.
+    uint8_t geometry[32];
+    // Optional: how long to wait for all ranks, in milliseconds. Ranks fill their weights before they meet. Default:
+    // 10 minutes.
+    uint32_t hello_ms;
+    // Optional: after how long without a message a rank says that it is alive. Default: 1 second.
+    uint32_t interval_ms;
+    // Optional: after how long without a sign of life a rank counts as lost; at least two intervals. Default: 10
+    // seconds.
+    uint32_t lost_ms;
+    // Optional: the most bytes that wait to be sent to one rank, at least 65,536. Default: 1 MiB.
+    uint32_t queue_bytes;
+} fb_links_config;
+
+// What another rank did.
+typedef struct fb_links_event {
+    // sizeof(fb_links_event), set by the caller.
+    size_t size;
+    // An FB_LINKS_ constant.
+    uint32_t kind;
+    // The rank; 0 for FB_LINKS_NOTHING.
+    uint32_t rank;
+    // For FB_LINKS_LOST: the fb_status of the error. Otherwise 0.
+    uint32_t status;
+    // 1 when every session has ended or was lost: no further event comes.
+    uint32_t is_over;
+} fb_links_event;
+
 // The question for the planner. All byte counts are per GPU; those of host memory are of the part that belongs to this
 // GPU. An optional field that is 0 gets the default that its comment names.
 typedef struct fb_plan_config {
@@ -1025,6 +1137,10 @@ typedef struct fb_arrival {
     size_t block_count;
 } fb_arrival;
 
+// Launches a graph that contains a captured step, on `stream`. It returns 0 for success; any other value, normally an
+// fb_status, becomes the result of fb_weights_launch. Calls on the weights, even const ones, return FB_BUSY inside it.
+typedef uint32_t (*fb_launch_graph)(void *data, void *stream);
+
 // The numbers in a trace's header.
 typedef struct fb_trace_header {
     // sizeof(fb_trace_header), set by the caller.
@@ -1135,6 +1251,123 @@ typedef struct fb_trace_config {
     const char *text;
 } fb_trace_config;
 
+// One named byte range of a layer's weights, as the engine uses it.
+typedef struct fb_tensor {
+    // sizeof(fb_tensor), the same in all entries of an array.
+    size_t size;
+    // The engine's name in UTF-8, by which patterns choose the tensor; unique in its layer.
+    const char *name;
+    // Its length in bytes, above 0.
+    uint64_t bytes;
+    // The layer, below `layers` of the configuration.
+    uint32_t layer;
+    // Optional: its alignment in bytes, a power of two, at most the granule. Default: 256.
+    uint32_t align;
+} fb_tensor;
+
+// What the ranks of a group share, and how. All ranks pass the same, but for `rank`. An optional field that is 0 gets
+// the default that its comment names.
+typedef struct fb_weights_config {
+    // sizeof(fb_weights_config).
+    size_t size;
+    // The tensors of all layers. Those of one layer lie in its window in the order of the array.
+    const struct fb_tensor *tensors;
+    // Globs of names in UTF-8, in which `*` stands for any characters, also dots. Each tensor that one of them matches
+    // is shared; each has to match a tensor, and no two the same. Without patterns nothing is shared.
+    const char *const *patterns;
+    // The number of tensors.
+    uint32_t tensor_count;
+    // The number of patterns.
+    uint32_t pattern_count;
+    // Layers of the model, draft layers and layers without tensors included, at most 4096.
+    uint32_t layers;
+    // This rank in its group, below `ranks`.
+    uint32_t rank;
+    // Ranks of the group, at most 4096: those of one host that hold the same bytes. With tensor parallelism these are
+    // the data-parallel ranks of one tensor-parallel rank.
+    uint32_t ranks;
+    // Optional: where pulled bytes come from, FB_WEIGHTS_FROM_PEERS or FB_WEIGHTS_FROM_HOST. Default:
+    // FB_WEIGHTS_FROM_PEERS.
+    uint32_t source;
+    // Optional: which group of the host this is. Groups have different bytes: with tensor parallelism the
+    // tensor-parallel rank. Default: 0.
+    uint64_t group;
+    // Optional: the most bytes that the chosen tensors may take on a rank's device, buffers included. The fewest
+    // layers are sharded that satisfy it. Default: all layers are sharded.
+    uint64_t budget;
+    // Optional: the most bytes of one copy of a pull. Default: 2 MiB.
+    uint64_t copy_bytes;
+    // Optional: what becomes of an odd number of layers, an FB_ODD_ constant. Default: FB_ODD_CHEAPEST.
+    uint32_t odd;
+    // Optional: the last layers, which run once for each draft pass. Default: 0.
+    uint32_t draft_layers;
+    // Optional: the most micro-batches of a step. Default: 1.
+    uint32_t micro_batches;
+    // Optional: parts of a pull. The first begins with the pull, a further one at each later fb_weights_enter,
+    // fb_weights_leave and fb_weights_advance. Default: 1.
+    uint32_t parts;
+    // Optional: how a captured step ends, FB_WRAP_JOINED or FB_WRAP_BEHIND. Default: FB_WRAP_JOINED.
+    uint32_t wrap;
+    // Must be 0.
+    uint32_t reserved;
+} fb_weights_config;
+
+// What a plan takes for its rank, in bytes and in whole granules, and what it decides.
+typedef struct fb_weights_footprint {
+    // sizeof(fb_weights_footprint), set by the caller.
+    size_t size;
+    // Layers that stay resident, whole.
+    uint64_t resident;
+    // The rank's own parts of sharded layers.
+    uint64_t shards;
+    // The buffers. One that there is not has 0.
+    uint64_t buffers[3];
+    // All of these: what the device holds.
+    uint64_t device;
+    // Pinned host memory, with FB_WEIGHTS_FROM_HOST.
+    uint64_t host;
+    // The chosen tensors themselves, which a rank would hold without sharding; not rounded.
+    uint64_t whole;
+    // `whole` without `device`: what sharding saves. It is negative where rounding or a small model costs more.
+    int64_t saved;
+    // What the rank pulls in one step.
+    uint64_t pulled;
+    // A granule: the device maps memory in multiples of it.
+    uint64_t granule;
+    // Layers with chosen tensors, resident ones included.
+    uint32_t layers;
+    // Layers that are sharded.
+    uint32_t sharded_layers;
+    // How the last layer of a step and the first one of the next are kept apart: an FB_CLOSING_ constant.
+    uint32_t closing;
+    // For FB_CLOSING_RESIDENT: the layer that stays resident for it. Otherwise 0.
+    uint32_t resident_layer;
+} fb_weights_footprint;
+
+// A layer of shared weights.
+typedef struct fb_layer_weights {
+    // sizeof(fb_layer_weights), set by the caller.
+    size_t size;
+    // Its window: all its chosen tensors. It may only be read.
+    void *address;
+    // Bytes of the window, in whole granules.
+    uint64_t bytes;
+    // Bytes that a pull of the layer moves; 0 for one that the plan keeps resident.
+    uint64_t pulled;
+    // The number of copies that a pull has.
+    uint32_t copies;
+    // The version of its weights: 0 until an update of it was committed.
+    uint32_t version;
+    // 1 if the plan shards it.
+    uint32_t is_sharded;
+    // 1 if it is whole without a pull: by the plan, or because it was made resident.
+    uint32_t is_resident;
+    // The buffer that it is pulled into, from 0. For a layer that the plan keeps resident 0.
+    uint32_t buffer;
+    // Always 0.
+    uint32_t reserved;
+} fb_layer_weights;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -1170,7 +1403,7 @@ fb_status fb_device_create(const struct fb_device_config *config,
 
 // Ends a device. The call waits for the work enqueued on its streams and on borrowed ones, then frees all memory
 // taken on it, including that of caches destroyed earlier; the memory of a cache that was leaked after a panic stays
-// allocated. FB_BUSY while caches or captured layers are left. Tickets remain valid.
+// allocated. FB_BUSY while caches, captured layers, weights or updates are left. Tickets remain valid.
 //
 // Requires:
 // No work on its streams waits for something that only this thread would do.
@@ -1880,6 +2113,87 @@ fb_status fb_scatter_range(struct fb_cache *cache,
                            const struct fb_step_range *range,
                            void *stream);
 
+// Meets the other ranks of the group of `weights` in a folder: they say who they are and compare plan, `geometry` and
+// content. Blocks until the copies on `stream` have run, this rank's part was hashed, and all ranks are there. Every
+// tensor must have been filled, on `stream` or on streams that it is ordered after. Errors are texts of `weights`.
+// FB_INVALID_STATE for weights that are not filled, or were shared. FB_TIMED_OUT with the lowest rank that did not
+// come. FB_INVALID_CONFIG for ranks that differ, and for times that contradict each other. FB_BUSY for a second
+// process of this rank. FB_IO for a folder that takes no socket. After an error the weights are filled as before, and
+// the call may be repeated.
+//
+// Requires:
+// `config` states its real size, and its `folder` ends with a zero; `links` has room for the result.
+fb_status fb_links_meet(struct fb_weights *weights,
+                        const struct fb_links_config *config,
+                        void *stream,
+                        struct fb_links **links);
+
+// Gives this rank's parts to all other ranks and takes theirs. All ranks call it, each for at most `at_most_ms`
+// milliseconds. From then on the weights serve steps, and cannot be filled any more. With FB_WEIGHTS_FROM_HOST, or in
+// a group of one rank, nothing is exchanged. Errors are texts of `weights`. FB_TIMED_OUT, FB_PEER_LOST, FB_BAD_FORMAT
+// and FB_CORRUPT name the rank. FB_INVALID_STATE for weights that are not filled, or were shared before.
+// FB_INVALID_CONFIG for sessions of other weights. If a rank is lost meanwhile, the call exchanges the parts of all
+// others and then returns that rank's error; fb_links_readmit and fb_weights_reattach do the rest.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_weights_share(struct fb_weights *weights,
+                           struct fb_links *links,
+                           void *stream,
+                           uint32_t at_most_ms);
+
+// Takes a rank in that has come back (FB_LINKS_RETURNED): gives it this rank's parts, takes its parts, and maps them
+// at the addresses of its last process's. Between steps, when all steps have run that pull from the rank. Blocks for
+// at most `at_most_ms` milliseconds. Call it before the next fb_links_poll, which would drop the rank's first part.
+// Several ranks are taken one after another, the lowest first. Errors are texts of `weights`. FB_BUSY while a step is
+// open. FB_INVALID_STATE for a rank that has not come back. FB_CORRUPT for a part that is not the one of before. After
+// an error of the exchange the rank is lost again, and can come back again.
+//
+// Requires:
+// No work that is enqueued or runs pulls from the rank.
+fb_status fb_weights_reattach(struct fb_weights *weights,
+                              struct fb_links *links,
+                              uint32_t rank,
+                              uint32_t at_most_ms);
+
+// Serves the sessions and returns the next event, or FB_LINKS_NOTHING after `at_most_ms` milliseconds; 0 looks once
+// and never waits. Call it at least every few seconds, on any thread: other ranks hold one for lost that says nothing.
+// For FB_LINKS_LOST, `text` receives the rank's error; otherwise it is empty. A rank that was lost is an event and no
+// failure of this call. Messages of an update are kept for fb_update_share.
+//
+// Requires:
+// `event` states its real size; `text` is NULL or has `text_bytes` bytes.
+fb_status fb_links_poll(struct fb_links *links,
+                        uint32_t at_most_ms,
+                        char *text,
+                        size_t text_bytes,
+                        struct fb_links_event *event);
+
+// Looks whether a rank that was lost has come back, for at most `at_most_ms` milliseconds; 0 looks once and never
+// waits. The event is FB_LINKS_RETURNED with the rank, the lowest first, or FB_LINKS_NOTHING; at once if no rank was
+// lost. Its new process does what it did at the start: fill, fb_links_meet in the same folder, fb_weights_share.
+// FB_INVALID_CONFIG for a process with another plan, `geometry` or content than its rank had: that connection is
+// closed, and the next process can come.
+//
+// Requires:
+// `event` states its real size.
+fb_status fb_links_readmit(struct fb_links *links,
+                           uint32_t at_most_ms,
+                           struct fb_links_event *event);
+
+// Ends this side of every session in order. Then poll until `is_over`, so that the other ranks do not hold this one
+// for lost.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_links_end(struct fb_links *links);
+
+// Destroys the sessions. To ranks with which they had not ended this one is lost.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_links_destroy(struct fb_links *links);
+
 // Enqueues one layer of a step, or one draft pass, in an FB_OVERLAP_ order. The engine's callback enqueues the
 // engine's work; the call enqueues resolve, gather and scatter between the callback's calls. `draft_pass` is
 // FB_ALL_QUERY_ROWS, or j + 1 for draft pass j, counted from 0. fb_finish orders the step's end after all of it.
@@ -1975,6 +2289,88 @@ fb_status fb_requests_finish(struct fb_requests *requests,
 
 // Destroys the handle. All recorded lines are in the file, unless writing fails or a call returned FB_IO before.
 fb_status fb_requests_destroy(struct fb_requests *requests);
+
+// Begins a step of so many micro-batches and draft passes, and enqueues the pulls of the first layers that are
+// missing. Call it before the first layer, and before a capture begins. FB_BUSY while a step is open. FB_INVALID_STATE
+// before the parts were shared. FB_OUT_OF_RANGE for no micro-batch, or more than the configuration has. FB_PEER_LOST
+// for a layer that is pulled from a rank that was lost, with both. The error of a layer whose memory could not be
+// mapped, also of one that this step does not pull.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_weights_begin(struct fb_weights *weights,
+                           uint32_t micro_batches,
+                           uint32_t draft_passes);
+
+// A micro-batch's use of a layer begins: the work that is enqueued on `stream` from here on finds the layer whole. A
+// micro-batch has one compute stream. Sharded layers are entered in their order, each once, then the draft layers in
+// each draft pass; with several micro-batches, each layer by all of them in turn. Nothing happens for a layer that is
+// not sharded. FB_INVALID_STATE for a layer out of order, without a step, or on another stream. FB_OUT_OF_RANGE for a
+// layer or micro-batch that there is not. After an error call fb_weights_abandon.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_weights_enter(struct fb_weights *weights,
+                           uint32_t layer,
+                           uint32_t micro_batch,
+                           void *stream);
+
+// A micro-batch's use of a layer ends with the work that is enqueued on `stream` now: behind the output projection,
+// not behind the experts. When the last micro-batch has left the layer, the pull of the buffer's next layer begins.
+// FB_INVALID_STATE for a layer that was not entered. FB_PEER_LOST with the next layer and the rank. After an error
+// call fb_weights_abandon.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_weights_leave(struct fb_weights *weights,
+                           uint32_t layer,
+                           uint32_t micro_batch,
+                           void *stream);
+
+// Enqueues a further part of each pull that is cut into parts (`parts` of fb_weights_config), behind the work that
+// `stream` has now. For an engine whose collectives need the link: call it behind a collective.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_weights_advance(struct fb_weights *weights,
+                             void *stream);
+
+// Ends a step whose layers are all enqueued. In a capture, `stream` is the stream on which the capture began: the
+// pulls' streams are joined to it. FB_INVALID_STATE without a step, or with a layer that a micro-batch has not left.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_weights_end(struct fb_weights *weights,
+                         void *stream);
+
+// Abandons an open step, as after an error. What was enqueued runs; the next fb_weights_begin pulls the first layers
+// again, behind it. Discard a capture first. Without an open step nothing happens.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_weights_abandon(struct fb_weights *weights);
+
+// Launches a graph that contains a captured step of these weights: `launch(data, stream)` enqueues it on `stream`. The
+// launch is ordered after the pulls before it, and the pulls behind it after the launch. The result of `launch` if it
+// is not 0; no step is open then. FB_BUSY while a step is open. FB_PEER_LOST before anything is launched, as for
+// fb_weights_begin; other errors are those of fb_weights_begin. FB_CLOSED in a child process that the callback forked.
+//
+// Requires:
+// `launch` may be called with `data`, and returns normally, without a throw or a longjmp.
+fb_status fb_weights_launch(struct fb_weights *weights,
+                            void *stream,
+                            fb_launch_graph launch,
+                            void *data);
+
+// Tells the weights that a rank was lost (FB_LINKS_LOST): its memory stays mapped, and nothing else tells. From then
+// on a call that would pull a layer from it returns FB_PEER_LOST, and layers that are resident go on. Abandon an open
+// step. Then wait for the rank's new process (fb_links_readmit, fb_weights_reattach), or make every layer resident.
+// FB_OUT_OF_RANGE for one's own rank and for one that the group does not have.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_weights_lost(struct fb_weights *weights,
+                          uint32_t rank);
 
 // Reads the selection trace in the file `path`, compressed or not. A recording that fb_trace_create began can be read
 // whether it was finished or not. On failure, `text` receives the reason.
@@ -2163,6 +2559,224 @@ fb_status fb_trace_finish(struct fb_trace *trace,
 // Destroys the handle. A recording that was not finished keeps all its steps, unless writing fails or a call returned
 // FB_IO before, and readers report it as unfinished.
 fb_status fb_trace_destroy(struct fb_trace *trace);
+
+// Begins an update of `layers` to `version`: takes the memory of this rank's new parts, and nothing else changes.
+// Steps go on with the old version. All ranks begin it with the same version and layers. `version` is above all that
+// were begun before, also those that failed. `at_most` bounds the bytes of device memory that it takes; FB_OUT_OF_MEMORY
+// says how many it needs. Errors are texts of `weights`. FB_INVALID_STATE before the parts were shared. FB_BUSY while
+// another update of these weights is there: destroy it first, unless it was committed or aborted. FB_UNSUPPORTED with
+// FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no layers, or one twice.
+//
+// Requires:
+// `layers` has `layer_count` entries; `update` has room for the result.
+fb_status fb_update_create(struct fb_weights *weights,
+                           uint32_t version,
+                           const uint32_t *layers,
+                           uint32_t layer_count,
+                           uint64_t at_most,
+                           struct fb_update **update);
+
+// Does what fb_weights_fill does, for the new version; on any thread, while steps go on. FB_OUT_OF_RANGE also for a
+// layer that the update does not name. FB_INVALID_STATE once fb_update_share was called.
+//
+// Requires:
+// As fb_weights_fill.
+fb_status fb_update_fill(struct fb_update *update,
+                         uint32_t layer,
+                         const char *name,
+                         const void *from,
+                         uint64_t bytes,
+                         void *stream);
+
+// Gives the new parts to the other ranks and takes theirs, while steps go on. Call it when every tensor of the layers
+// is filled, on a thread that serves the sessions meanwhile. Blocks until the copies into the update have run and this
+// rank's part is hashed, and then until all ranks have shared, for at most `at_most_ms` milliseconds. Errors are texts
+// of `update`. FB_INVALID_STATE for an update that is not filled or was shared before, and while a rank that has come
+// back is not attached again. FB_INVALID_CONFIG for a rank that updates other layers or to a later version.
+// FB_CANCELLED for a rank whose own call has failed. FB_TIMED_OUT and FB_PEER_LOST name the rank. After an error of
+// the exchange the update is begun again, under a higher version.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_update_share(struct fb_update *update,
+                          struct fb_links *links,
+                          void *stream,
+                          uint32_t at_most_ms);
+
+// Does what fb_weights_verify does, for a layer of an update that was shared.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_update_verify(struct fb_update *update, uint32_t layer, void *stream);
+
+// Takes the new version, at a border between two steps at which all ranks do, or at which none does: then the old
+// version stays, on every rank. `step` is a number of the border, the same on all ranks. `stream` is ordered after all
+// steps. Waits until all ranks are there, for at most `at_most_ms` milliseconds. `outcome` receives
+// FB_UPDATE_COMMITTED or FB_UPDATE_ABORTED; an abort is no failure of this call, and `reason` receives why, as far as
+// this rank knows. Otherwise `reason` is empty. Addresses and captured graphs hold. Destroy the update afterwards.
+//
+// Errors are texts of `weights`. FB_BUSY while a step is open, or if `stream` is being captured, and FB_INVALID_STATE
+// for an update that was not shared or is of other weights or sessions: nothing is decided then, and it may be called
+// again. Any other error comes after the decision: a layer whose new memory cannot be mapped returns that error from
+// then on, no step begins, and this process is ended and started again with the new weights.
+//
+// Requires:
+// No work that is enqueued or runs uses a window, except on `stream`. `outcome` has room for the result; `reason` is
+// NULL or has `reason_bytes` bytes.
+fb_status fb_weights_commit(struct fb_weights *weights,
+                            struct fb_update *update,
+                            struct fb_links *links,
+                            uint64_t step,
+                            void *stream,
+                            uint32_t at_most_ms,
+                            uint32_t *outcome,
+                            char *reason,
+                            size_t reason_bytes);
+
+// Destroys an update. One that was not committed is aborted: the others then abort too, and its memory is given back.
+// Blocks until the copies into it have run.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_update_destroy(struct fb_update *update);
+
+// Computes what the weights of this configuration take on `device` for their rank, and takes nothing. The call refuses
+// every configuration that fb_weights_create refuses before it asks for memory. On failure, `text` receives the
+// reason. FB_OUT_OF_MEMORY with the least bytes for a budget that no number of sharded layers satisfies.
+// FB_OUT_OF_RANGE for a rank outside its group, and for a tensor of a layer that the model does not have.
+//
+// Requires:
+// Both structs state their real sizes. `tensors` has `tensor_count` entries, which state their real size, and
+// `patterns` has `pattern_count`; names and patterns end with a zero. `text` has `text_bytes` bytes.
+fb_status fb_weights_plan(const struct fb_device *device,
+                          const struct fb_weights_config *config,
+                          char *text,
+                          size_t text_bytes,
+                          struct fb_weights_footprint *footprint);
+
+// Makes one rank's weights on a device: takes their memory and their addresses, which belong to the device until
+// fb_device_destroy. A creation that fails because the device lacks memory leaves it as it was. Then fill every tensor
+// (fb_weights_fill), meet the other ranks (fb_links_meet) and share (fb_weights_share). On failure, `text` receives
+// the reason. Errors for the configuration are those of fb_weights_plan.
+//
+// Requires:
+// As fb_weights_plan; `weights` has room for the result.
+fb_status fb_weights_create(const struct fb_device *device,
+                            const struct fb_weights_config *config,
+                            char *text,
+                            size_t text_bytes,
+                            struct fb_weights **weights);
+
+// Ends weights. Pulls that were enqueued still run. All addresses stay valid, and their memory stays taken, until
+// fb_device_destroy; to replace weights, make another device. Other ranks that pull from this one keep its memory
+// mapped for as long as they need it.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_weights_destroy(struct fb_weights *weights);
+
+// Enqueues on `stream` the copy of this rank's part of a tensor from `from`, which holds the whole tensor as the
+// engine uses it. Every tensor that the patterns chose has to be filled. The tensor counts as filled when its copy is
+// enqueued. fb_links_meet waits for one stream alone: fill on that one, or order it behind the others
+// (fb_stream_order). A GPU copies from registered host memory in words of 4 bytes, so a tensor that does not begin
+// and end on words comes from device memory. FB_OUT_OF_RANGE for a layer or tensor that was not chosen, for another
+// length than the planned one, and for memory that the device does not reach. FB_INVALID_STATE once the parts were
+// shared: fb_update_create is for a new version.
+//
+// Requires:
+// `name` ends with a zero. `from` has `bytes` bytes that the device reaches and that nothing changes until the copy
+// has run.
+fb_status fb_weights_fill(struct fb_weights *weights,
+                          uint32_t layer,
+                          const char *name,
+                          const void *from,
+                          uint64_t bytes,
+                          void *stream);
+
+// Reads the parts of one layer that the other ranks gave, and compares them with what these ranks said that they
+// filled. Steps go on meanwhile. Blocks for as long as reading takes and serves no session, so call fb_links_poll
+// between two layers. FB_CORRUPT names rank and layer. FB_INVALID_STATE for a layer whose parts are missing.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_weights_verify(struct fb_weights *weights,
+                            uint32_t layer,
+                            void *stream);
+
+// Describes a layer: its window, and how it is kept. The window may only be read. It shows the layer from the
+// fb_weights_enter of a step to the fb_weights_leave, and always while the layer is resident. Its address never
+// changes and stays valid until fb_device_destroy, so kernels and captured graphs may hold it. FB_OUT_OF_RANGE for a
+// layer of which nothing was chosen. FB_INVALID_STATE while a tensor is not filled or the part of another rank is
+// missing.
+//
+// Requires:
+// `described` states its real size.
+fb_status fb_weights_layer(const struct fb_weights *weights,
+                           uint32_t layer,
+                           struct fb_layer_weights *described);
+
+// Returns the address and length of one tensor in its layer's window. What fb_weights_layer says of windows is true of
+// it. FB_OUT_OF_RANGE for a tensor that was not chosen; other errors are those of fb_weights_layer.
+//
+// Requires:
+// `name` ends with a zero; `address` and `bytes` have room for the results.
+fb_status fb_weights_tensor(const struct fb_weights *weights,
+                            uint32_t layer,
+                            const char *name,
+                            void **address,
+                            uint64_t *bytes);
+
+// Returns the bytes of device memory that the weights take at present: the plan's, and those of layers that were made
+// resident.
+//
+// Requires:
+// `bytes` has room for the result.
+fb_status fb_weights_bytes(const struct fb_weights *weights,
+                           uint64_t *bytes);
+
+// Makes a sharded layer resident, between steps: it gets memory of its own, which is mapped at its addresses. Steps
+// find it whole without a pull; graphs pull it all the same. `stream` is ordered after all steps that used the layer.
+// Blocks until the work on `stream` has run. Nothing happens to a layer that is resident. It reads the memory of a
+// rank that was lost, too: the way to go on without that rank. FB_BUSY while a step is open or `stream` is being
+// captured. FB_OUT_OF_MEMORY if the device has no memory for it; the layer is sharded as before then.
+//
+// Requires:
+// No work that is enqueued or runs uses the layer's window, except on `stream`.
+fb_status fb_weights_make_resident(struct fb_weights *weights,
+                                   uint32_t layer,
+                                   void *stream);
+
+// Makes a layer that was made resident sharded again, between steps, when all steps that used it have run, and gives
+// its memory back. Blocks. Nothing happens to other layers. FB_BUSY while a step is open. FB_PEER_LOST for a layer
+// that would need a rank that was lost.
+//
+// Requires:
+// No work that is enqueued or runs uses the layer's window.
+fb_status fb_weights_make_sharded(struct fb_weights *weights,
+                                  uint32_t layer);
+
+// Makes layers sharded until the weights take at most `most` bytes of device memory, between steps, when all steps
+// that used them have run. `bytes`, which may be NULL, receives what they take then. Blocks. FB_OUT_OF_MEMORY with the
+// least bytes if the plan takes more, and nothing changes. FB_BUSY while a step is open. Errors of a layer are those
+// of fb_weights_make_sharded; layers before it stay sharded then.
+//
+// Requires:
+// No work that is enqueued or runs uses a window. `bytes` is NULL or has room for the result.
+fb_status fb_weights_shrink(struct fb_weights *weights,
+                            uint64_t most,
+                            uint64_t *bytes);
+
+// Makes layers resident, in one order, as long as the weights take at most `most` bytes of device memory; a layer that
+// does not fit is left out. Between steps; `stream` is ordered after all steps that used the layers. `bytes`, which
+// may be NULL, receives what they take then. Blocks. FB_BUSY while a step is open. Errors of a layer are those of
+// fb_weights_make_resident; layers before it stay resident then.
+//
+// Requires:
+// No work that is enqueued or runs uses a window, except on `stream`. `bytes` is NULL or has room for the result.
+fb_status fb_weights_grow(struct fb_weights *weights,
+                          uint64_t most,
+                          void *stream,
+                          uint64_t *bytes);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -247,6 +247,8 @@ unsafe impl Plain for u32 {}
 unsafe impl Plain for u64 {}
 // SAFETY: any bytes are an `f64`, if perhaps no number.
 unsafe impl Plain for f64 {}
+// SAFETY: a word; what it points to is another matter.
+unsafe impl<T> Plain for *const T {}
 
 /// A struct that begins with its size, so that callers built for another version still work.
 pub(crate) trait Versioned: Plain {

@@ -74,7 +74,7 @@ pub struct FbDevice {
     /// The same device, if it is a GPU.
     #[cfg(feature = "cuda")]
     cuda: Option<Arc<CudaDevice>>,
-    /// The number of caches and captured layers on this device.
+    /// The number of objects on this device that it may not end before.
     tenants: Arc<AtomicU32>,
     /// Never recorded: a query of it reports a device that has failed.
     asked: Event,
@@ -106,7 +106,8 @@ impl Drop for FbDevice {
     }
 }
 
-/// The registration of a cache or of captured layers with their device, which cannot be destroyed before them.
+/// The registration of an object with its device, which cannot be destroyed before it: a cache, captured layers,
+/// weights or an update of weights.
 #[derive(Debug)]
 pub(crate) struct Tenant {
     pub(crate) device: Arc<dyn Device>,
@@ -253,7 +254,7 @@ impl FbDevice {
         match self.tenants.load(Ordering::Acquire) {
             0 => Ok(()),
             left => Err(Error::new(Kind::Busy, "destroy")
-                .at("caches or captured layers are left")
+                .at("caches, captured layers, weights or updates are left")
                 .with("left", left)
                 .hint("destroy them first")),
         }
@@ -338,7 +339,7 @@ pub unsafe extern "C" fn fb_device_create(
 
 /// Ends a device. The call waits for the work enqueued on its streams and on borrowed ones, then frees all memory
 /// taken on it, including that of caches destroyed earlier; the memory of a cache that was leaked after a panic stays
-/// allocated. FB_BUSY while caches or captured layers are left. Tickets remain valid.
+/// allocated. FB_BUSY while caches, captured layers, weights or updates are left. Tickets remain valid.
 ///
 /// # Safety
 /// No work on its streams waits for something that only this thread would do.

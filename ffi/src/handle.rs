@@ -21,8 +21,8 @@
 //!
 //! **Failures.** Every call runs inside the panic boundary (`panic`). A panic in a call that may change an object
 //! breaks the object: it returns [`Kind::Internal`] from then on, and its destruction leaks it, on purpose, because
-//! its state may be inconsistent. An object keeps the text of the last failed call that was admitted; a call that its
-//! handle refused leaves no text.
+//! its state may be inconsistent. A call that changes several objects breaks all of them. An object keeps the text of
+//! the last failed call that was admitted; a call that its handle refused leaves no text.
 
 use std::any::TypeId;
 use std::cell::UnsafeCell;
@@ -40,8 +40,8 @@ use crate::word::{self, Refused};
 
 /// An object that C may hold by a handle.
 pub(crate) trait Object: Send + Sync + 'static {
-    /// The number of the type, not 0: device 1, cache 2, ticket 3, chooser 10, captured 11, trace 12, requests 13,
-    /// selections 14. Tests use numbers from 200 on.
+    /// The number of the type, not 0: device 1, cache 2, ticket 3, weights 4, links 5, update 6, chooser 10, captured
+    /// 11, trace 12, requests 13, selections 14. Tests use numbers from 200 on.
     const KIND: u8;
     /// The type's C name, for error texts.
     const NAME: &'static str;
@@ -331,6 +331,24 @@ impl<T: Object> Typed<T> {
             FbStatus::FbInternal
         })
     }
+
+    /// The same inside another object's call, which a panic reaches too.
+    fn change_inside<R>(&mut self, call: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
+        /// Breaks the object when a panic drops it.
+        struct Breaks<'a>(&'a Inside);
+        impl Drop for Breaks<'_> {
+            fn drop(&mut self) {
+                self.0.common().broken.store(true, Ordering::Relaxed);
+                self.0.keep(&panicked());
+            }
+        }
+        // SAFETY: as in `change`.
+        let object = unsafe { &mut *self.held.as_ref().object.get() };
+        let breaks = Breaks(&self.inside);
+        let result = call(object);
+        std::mem::forget(breaks);
+        result
+    }
 }
 
 /// A place that is taken before its object is made, so that making the handle cannot fail any more. If it is dropped
@@ -400,6 +418,15 @@ pub(crate) fn read<T: Object>(handle: *const T, call: impl FnOnce(&T) -> Result<
 pub(crate) fn with<T: Object, R>(handle: *const T, call: impl FnOnce(&T) -> Result<R>) -> Result<R> {
     let typed = Typed::enter_sound(handle, false).map_err(|shut| shut.error(T::NAME))?;
     call(typed.object())
+}
+
+/// As [`with`], with exclusive access to the second object. A panic breaks it, and the call's own object too.
+pub(crate) fn with_changed<T: Object, R>(
+    handle: *mut T,
+    call: impl FnOnce(&mut T) -> Result<R>,
+) -> Result<R> {
+    let mut typed = Typed::enter_sound(handle, true).map_err(|shut| shut.error(T::NAME))?;
+    typed.change_inside(call)
 }
 
 /// Runs a call with exclusive access to the object.

@@ -7,6 +7,8 @@
 //! | `device`, `config`, `cache`, `sequence`, `budget`, `prefix`, `ticket` | the objects, one file each |
 //! | `step`, `layer`, `overlap`, `choice`, `capture` | the calls of a decode loop |
 //! | `in_flight` | a cache's steps between prepare and retire |
+//! | `weights`, `links`, `update` | weights that ranks share, their sessions, and new versions |
+//! | `ring` | the calls of a step that shared weights need |
 //! | `trace`, `requests`, `selections`, `plan` | recording, reading recordings, and planning |
 //! | `handle`, `word` | the table in which every call looks up its handle |
 //! | `cast` | the one file that turns a caller's pointers into references and values |
@@ -27,11 +29,13 @@ pub mod error_text;
 mod handle;
 mod in_flight;
 pub mod layer;
+pub mod links;
 pub mod overlap;
 mod panic;
 pub mod plan;
 pub mod prefix;
 pub mod requests;
+pub mod ring;
 pub mod selections;
 pub mod sequence;
 pub mod status;
@@ -42,6 +46,8 @@ mod testing;
 mod tests;
 pub mod ticket;
 pub mod trace;
+pub mod update;
+pub mod weights;
 mod word;
 
 #[cfg(test)]

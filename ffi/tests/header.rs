@@ -66,6 +66,16 @@ const HEAD: &str = "\
  *             bucket          A number of batch rows for which steps are captured as a graph.
  *             published page  A full page that other sequences can find by the hash of its tokens and of everything
  *                             before it, its block hash (vLLM: a cached full block).
+ *             group           Ranks of one host that need the same weights. Each keeps a part of every sharded layer.
+ *             shard, part     What one rank keeps of a sharded layer: some granules of its window.
+ *             window          A range of addresses that shows one whole layer while the layer is in use: the rank's
+ *                             own part in place, and the others' parts pulled into a buffer.
+ *             pull            The copies that bring the other ranks' parts into a window.
+ *             ring            The order of pulls against the engine's work. Layers use two or three buffers in turn:
+ *                             when the use of one ends, the pull of the buffer's next layer begins.
+ *             session         The connection between two ranks: who they are, that they live, and what they share.
+ *             version         A number of the weights of a layer: 0 at the start, then those of updates.
+ *             border          A place between two steps at which all ranks take a new version, or none does.
  * Needs       Linux 4.14 or later, where MADV_WIPEONFORK exists: without it every creation returns FB_OS_REFUSED.
  * Status      Every call that can fail returns an fb_status: FB_OK is 0, the others are the library's kinds of error.
  *             A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is FB_INTERNAL; the object
@@ -85,7 +95,7 @@ const HEAD: &str = "\
  *             cuts a longer string. `text` may be NULL. The same is true of `reason` and `reason_bytes`.
  *             An error text says what failed, where, with which numbers, and what to do; 512 bytes hold any of them. A
  *             call that has no object, such as a creation, writes it to its own `text` or `reason`. For a call that
- *             failed on an object, fb_error_text copies it.
+ *             failed on an object, fb_error_text copies it: on the first one, for a call that takes several.
  * Threads     Calls on one object through a const pointer may run at the same time. A call through a pointer without
  *             const is exclusive: if another exclusive call on that object is running, it returns FB_BUSY at once and
  *             has done nothing, also when it is made inside that other call's callback. If only const calls are
@@ -110,12 +120,14 @@ const HEAD: &str = "\
  *             FB_OUT_OF_RANGE.
  *             Calls enqueue and return. fb_device_allocate and fb_cache_create wait until their memory is zeroed. Apart
  *             from them only fb_capture, fb_stream_wait, fb_stream_return and fb_device_destroy wait for the device,
- *             and, for comparisons and tests, fb_digest and fb_cache_validate. On FB_DEVICE_HOST_THREADS a stream
- *             holds 4096 operations: a caller that enqueues more waits until one has run. Streams run concurrently
- *             unless fb_stream_order orders them.
+ *             and, for comparisons and tests, fb_digest and fb_cache_validate. Of shared weights, those calls wait
+ *             whose comments say that they block; no call of a step does. On FB_DEVICE_HOST_THREADS a stream holds
+ *             4096 operations: a caller that enqueues more waits until one has run. Streams run concurrently unless
+ *             fb_stream_order orders them.
  * Memory      Buffers remain the caller's. The memory that a cache takes belongs to its device until
- *             fb_device_destroy. The library reads no environment variable, installs no signal handler, and writes no
- *             log; only a panic prints to standard error.
+ *             fb_device_destroy. So does that of shared weights, and their addresses stay valid until then. The
+ *             library reads no environment variable, installs no signal handler, and writes no log; only a panic
+ *             prints to standard error.
  */";
 
 /// The files that the header shows first, in this order. The others follow by name.

@@ -46,7 +46,7 @@ pub use cut::{Cut, RANKS_MAX};
 #[cfg(feature = "safetensors")]
 pub use files::Files;
 pub use layer::{Layout, Placed, Tensor};
-pub use plan::{Bytes, Closing, Group, LayerPlan, Odd, Place, Plan, Sharding, Source};
+pub use plan::{Bytes, Closing, Group, LAYERS_MAX, LayerPlan, Odd, Place, Plan, Sharding, Source};
 pub use ring::{Pull, Ring, RingOptions, Wrap};
 pub use update::{Border, Outcome, Update};
 pub use window::{Pulls, Windows};

@@ -32,9 +32,10 @@ use super::cut::{Cut, RANKS_MAX};
 use super::layer::{Layout, Tensor};
 use crate::error::{Error, Kind, Result};
 
-/// The most layers of a plan, and the most bytes of their chosen ranges (1 EiB): larger numbers are mistakes, and all
-/// sums below stay far from the end of a `u64`.
-const LAYERS_MAX: usize = 1 << 12;
+/// The most layers of a plan: a larger number is a mistake.
+pub const LAYERS_MAX: usize = 1 << 12;
+
+/// The most bytes of the chosen ranges (1 EiB), so that all sums below stay far from the end of a `u64`.
 const BYTES_MAX: u64 = 1 << 60;
 
 /// What the digest is of; its number rises when the meaning of a plan changes.

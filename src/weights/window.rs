@@ -254,6 +254,12 @@ impl Windows {
         &self.plan
     }
 
+    /// Whether other ranks were given this rank's parts: from then on nothing is filled. It is true also when
+    /// [`Windows::share`] has lost a rank before it had all parts.
+    pub const fn is_shared(&self) -> bool {
+        self.shared
+    }
+
     /// The options of pinned host memory that the system refused, under [`Source::Host`].
     pub fn fallbacks(&self) -> &[Fallback] {
         &self.fallbacks

@@ -1,4 +1,4 @@
-//! Layers that become resident, or sharded again, between two steps of a ring.
+//! The windows of a ring between its steps: filled before the first one, and later made resident, or sharded again.
 
 use super::{Pull, Ring};
 use crate::device::Stream;
@@ -62,6 +62,31 @@ impl Ring<Windows> {
         // Its last pull went to its own memory; also where giving that back was refused.
         self.changed(layer);
         result
+    }
+
+    /// The windows before their first step, to be filled and shared. So a caller can make the ring first, and everything
+    /// that may be refused is refused when nothing is filled yet.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidState`] once the parts were shared, or a step has begun.
+    pub fn filling(&mut self) -> Result<&mut Windows> {
+        if self.pulls.is_shared() {
+            return Err(self.wrong(Kind::InvalidState, "its parts were shared: they are not filled any more"));
+        }
+        if self.open.is_some() || self.buffers.iter().any(|buffer| buffer.holds.is_some()) {
+            return Err(
+                self.wrong(Kind::InvalidState, "a step has begun: its layers are not filled any more")
+            );
+        }
+        Ok(&mut self.pulls)
+    }
+
+    /// As [`Windows::verify_layer`], at any time: steps and pulls go on.
+    ///
+    /// # Errors
+    /// As [`Windows::verify_layer`].
+    pub fn verify_layer(&mut self, layer: usize, stream: Stream) -> Result<()> {
+        self.pulls.verify_layer(layer, stream)
     }
 
     /// The windows, when nothing is pulled any more. Pulls that were enqueued go on.

@@ -1,0 +1,183 @@
+//! A new version of shared weights, beside the one in use, which all ranks take at one border or none does.
+
+use std::ffi::{c_char, c_void};
+
+use forebay::weights::{Border, Outcome, Update};
+
+use crate::cast;
+use crate::device::Tenant;
+use crate::handle::{self, Object, change, with_changed};
+use crate::links::{FbLinks, milliseconds};
+use crate::status::{FbStatus, Text};
+use crate::weights::{self, FbWeights};
+
+/// Every rank keeps the old version.
+pub const FB_UPDATE_ABORTED: u32 = 0;
+/// Every rank has the new version, or will have it before its next step.
+pub const FB_UPDATE_COMMITTED: u32 = 1;
+
+/// A new version of some layers.
+#[derive(Debug)]
+pub struct FbUpdate {
+    update: Update,
+    /// After the update: it ends before the device counts it out.
+    tenant: Tenant,
+}
+
+impl Object for FbUpdate {
+    const KIND: u8 = 6;
+    const NAME: &'static str = "fb_update";
+
+    fn give_up(&self) {
+        self.tenant.leave();
+    }
+}
+
+/// Begins an update of `layers` to `version`: takes the memory of this rank's new parts, and nothing else changes.
+/// Steps go on with the old version. All ranks begin it with the same version and layers. `version` is above all that
+/// were begun before, also those that failed. `at_most` bounds the bytes of device memory that it takes; FB_OUT_OF_MEMORY
+/// says how many it needs. Errors are texts of `weights`. FB_INVALID_STATE before the parts were shared. FB_BUSY while
+/// another update of these weights is there: destroy it first, unless it was committed or aborted. FB_UNSUPPORTED with
+/// FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no layers, or one twice.
+///
+/// # Safety
+/// `layers` has `layer_count` entries; `update` has room for the result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_update_create(
+    weights: *mut FbWeights,
+    version: u32,
+    layers: *const u32,
+    layer_count: u32,
+    at_most: u64,
+    update: *mut *mut FbUpdate,
+) -> FbStatus {
+    change(weights, |weights| {
+        // SAFETY: this call's contract, for both.
+        let (layers, update) =
+            unsafe { (cast::slice(layers, layer_count as usize, "layers")?, cast::out(update, "update")?) };
+        let layers: Vec<usize> = layers.iter().map(|layer| *layer as usize).collect();
+        let tenant = weights.tenant.another();
+        let ring = weights.serving()?;
+        update
+            .set(handle::give(|| Ok(FbUpdate { update: ring.update(version, &layers, at_most)?, tenant }))?);
+        Ok(())
+    })
+}
+
+/// Does what fb_weights_fill does, for the new version; on any thread, while steps go on. FB_OUT_OF_RANGE also for a
+/// layer that the update does not name. FB_INVALID_STATE once fb_update_share was called.
+///
+/// # Safety
+/// As fb_weights_fill.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_update_fill(
+    update: *mut FbUpdate,
+    layer: u32,
+    name: *const c_char,
+    from: *const c_void,
+    bytes: u64,
+    stream: *mut c_void,
+) -> FbStatus {
+    change(update, |update| {
+        // SAFETY: this call's contract, for both.
+        let (name, from) =
+            unsafe { (cast::text(name, "name")?, weights::source(&*update.tenant.device, from, bytes)?) };
+        update.update.fill(layer as usize, name, from, cast::stream(stream))
+    })
+}
+
+/// Gives the new parts to the other ranks and takes theirs, while steps go on. Call it when every tensor of the layers
+/// is filled, on a thread that serves the sessions meanwhile. Blocks until the copies into the update have run and this
+/// rank's part is hashed, and then until all ranks have shared, for at most `at_most_ms` milliseconds. Errors are texts
+/// of `update`. FB_INVALID_STATE for an update that is not filled or was shared before, and while a rank that has come
+/// back is not attached again. FB_INVALID_CONFIG for a rank that updates other layers or to a later version.
+/// FB_CANCELLED for a rank whose own call has failed. FB_TIMED_OUT and FB_PEER_LOST name the rank. After an error of
+/// the exchange the update is begun again, under a higher version.
+///
+/// # Safety
+/// Nothing beyond the conventions at the top of the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_update_share(
+    update: *mut FbUpdate,
+    links: *mut FbLinks,
+    stream: *mut c_void,
+    at_most_ms: u32,
+) -> FbStatus {
+    change(update, |update| {
+        with_changed(links, |links| {
+            update.update.share(&mut links.links, cast::stream(stream), milliseconds(at_most_ms))
+        })
+    })
+}
+
+/// Does what fb_weights_verify does, for a layer of an update that was shared.
+///
+/// # Safety
+/// Nothing beyond the conventions at the top of the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_update_verify(
+    update: *mut FbUpdate,
+    layer: u32,
+    stream: *mut c_void,
+) -> FbStatus {
+    change(update, |update| update.update.verify_layer(layer as usize, cast::stream(stream)))
+}
+
+/// Takes the new version, at a border between two steps at which all ranks do, or at which none does: then the old
+/// version stays, on every rank. `step` is a number of the border, the same on all ranks. `stream` is ordered after all
+/// steps. Waits until all ranks are there, for at most `at_most_ms` milliseconds. `outcome` receives
+/// FB_UPDATE_COMMITTED or FB_UPDATE_ABORTED; an abort is no failure of this call, and `reason` receives why, as far as
+/// this rank knows. Otherwise `reason` is empty. Addresses and captured graphs hold. Destroy the update afterwards.
+///
+/// Errors are texts of `weights`. FB_BUSY while a step is open, or if `stream` is being captured, and FB_INVALID_STATE
+/// for an update that was not shared or is of other weights or sessions: nothing is decided then, and it may be called
+/// again. Any other error comes after the decision: a layer whose new memory cannot be mapped returns that error from
+/// then on, no step begins, and this process is ended and started again with the new weights.
+///
+/// # Safety
+/// No work that is enqueued or runs uses a window, except on `stream`. `outcome` has room for the result; `reason` is
+/// NULL or has `reason_bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_weights_commit(
+    weights: *mut FbWeights,
+    update: *mut FbUpdate,
+    links: *mut FbLinks,
+    step: u64,
+    stream: *mut c_void,
+    at_most_ms: u32,
+    outcome: *mut u32,
+    reason: *mut c_char,
+    reason_bytes: usize,
+) -> FbStatus {
+    change(weights, |weights| {
+        // SAFETY: this call's contract.
+        let outcome = unsafe { cast::out(outcome, "outcome") }?;
+        let border = Border { step, stream: cast::stream(stream), at_most: milliseconds(at_most_ms) };
+        let ring = weights.serving()?;
+        let commit = |update: &mut FbUpdate| {
+            with_changed(links, |links| ring.commit(&mut update.update, &mut links.links, border))
+        };
+        let mut why = Text::new();
+        let found = match with_changed(update, commit)? {
+            Outcome::Committed => FB_UPDATE_COMMITTED,
+            Outcome::Aborted(error) => {
+                why.set(&error);
+                FB_UPDATE_ABORTED
+            }
+        };
+        // SAFETY: the same.
+        unsafe { cast::write_text(reason, reason_bytes, why.with_end()) };
+        outcome.set(found);
+        Ok(())
+    })
+}
+
+/// Destroys an update. One that was not committed is aborted: the others then abort too, and its memory is given back.
+/// Blocks until the copies into it have run.
+///
+/// # Safety
+/// Nothing beyond the conventions at the top of the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_update_destroy(update: *mut FbUpdate) -> FbStatus {
+    handle::end(update, |_| Ok(()))
+}
