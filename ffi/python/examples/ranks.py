@@ -3,8 +3,8 @@
     ranks.py [--ranks 4] [--context 128] [--tokens 16] [--batch 1] [--top-k 48] [--layers 30]
              [--weights FILE | --random-weights SEED] [--device cuda:0]
 
-The program converts the weights of `decode.py` to a safetensors file, starts the ranks (`sharded.py`), and prints a line
-for each:
+The program converts the weights of `decode.py` to a safetensors file, starts the ranks (`sharded.py`), and prints a
+line for each:
 
     resident   layers that every rank keeps whole
     shared     this rank's parts of the other layers, which the others pull

@@ -1,8 +1,8 @@
 """How an engine shards its attention weights with forebay: SmolLM2 over several processes, the ranks of a host.
 
 Each rank decodes texts of its own (data parallelism). It keeps 1/n of every layer's attention weights and pulls the
-other parts while earlier layers compute. `Sharded` is what an engine writes: it fills windows with its tensors and calls
-`begin`, `enter`, `leave` and `end`. Its K/V rows are in forebay as well (`offloaded.py`), on the same device.
+other parts while earlier layers compute. `Sharded` is what an engine writes: it fills windows with its tensors and
+calls `begin`, `enter`, `leave` and `end`. Its K/V rows are in forebay as well (`offloaded.py`), on the same device.
 
 `run` is one rank, from its weights to a comparison with whole weights and resident rows: the logits of every step, to
 the last bit. `ranks.py` starts the processes.
@@ -78,7 +78,7 @@ class Sharded(Model):
         # The engine has each tensor whole here for a moment.
         self.staged = {name: place.numbers(device, shape) for name, shape in shapes.items()}
         self.shapes, others = shapes, memory_files()
-        self.windows = forebay.Weights(device, tensors, patterns=NAMES, rank=rank, ranks=job.ranks)
+        self.windows = forebay.Weights(device, tensors, NAMES, rank=rank, ranks=job.ranks)
         super().__init__(source)
         self.files = memory_files().keys() - others.keys()
         self.waited = 0.0
@@ -91,15 +91,15 @@ class Sharded(Model):
             if self.flips and (number, name) == (0, NAMES[-1]):
                 bits[-1, -1] ^= -1 << 31
             self.place.put(seen, slice(None), bits)
-            self.windows.fill(number, name, given, stream=self.stream)
+            self.windows.fill(number, name, given, self.stream)
             self.device.wait(self.stream)
         nothing = np.empty(0, np.float32)
         return nothing, nothing
 
     def share(self, folder: Path) -> forebay.Links:
         """Meets the other ranks in a folder and gives them this rank's parts."""
-        links = self.windows.meet(folder, stream=self.stream, hello=PATIENCE)
-        self.windows.share(links, stream=self.stream, timeout=PATIENCE)
+        links = self.windows.meet(folder, hello=PATIENCE, stream=self.stream)
+        self.windows.share(links, PATIENCE, self.stream)
         return links
 
     def project(self, layer: int, hidden: Floats, positions: Ids) -> tuple[Floats, Floats, Floats]:
@@ -107,7 +107,7 @@ class Sharded(Model):
         started = time.perf_counter()
         if layer == 0:
             self.windows.begin()
-        self.windows.enter(layer, stream=self.stream)
+        self.windows.enter(layer, self.stream)
         self.device.wait(self.stream)
         self.waited += time.perf_counter() - started
         joined, output = (self._window(layer, name) for name in NAMES)
@@ -117,9 +117,9 @@ class Sharded(Model):
     def output(self, layer: int, hidden: Floats, attended: Floats) -> Floats:
         """See `Model`. The pull of the next layer of this buffer begins behind it."""
         added = super().output(layer, hidden, attended)
-        self.windows.leave(layer, stream=self.stream)
+        self.windows.leave(layer, self.stream)
         if layer == self.layers - 1:
-            self.windows.end(stream=self.stream)
+            self.windows.end(self.stream)
         return added
 
     def _window(self, layer: int, name: str) -> Floats:
@@ -158,19 +158,24 @@ class Served:
     def _serve(self) -> None:
         while not self.over and self.lost is None:
             event = self.links.poll(WAIT)
-            if event is not None and event.kind == "lost":
+            if event.kind == "lost":
                 self.lost = event
 
     def check(self) -> None:
         """Raises `Failed` if another rank has died."""
         if self.lost is not None:
-            raise Failed(f"rank {self.lost.rank} was lost: {self.lost.text}")
+            raise Failed(f"rank {self.lost.rank} was lost: {self.lost.error}")
 
     def close(self) -> None:
-        """Says goodbye to the others and waits until they have too."""
+        """Says that this rank is done, and waits until the others are."""
         self.over = True
         self.thread.join()
-        self.links.end(timeout=PATIENCE)
+        self.check()
+        self.links.end()
+        while not (event := self.links.poll(PATIENCE)).is_over:
+            if event.kind in ("lost", "nothing"):
+                raise Failed(f"rank {event.rank} was lost: {event.error}")
+        self.links.close()
 
 
 @dataclass(frozen=True)
@@ -202,20 +207,20 @@ def run(job: Job, rank: int, folder: Path) -> Line:
                 served.check()
                 logits.append(step.logits)
             seconds = time.perf_counter() - started
-        exposed, steps, bytes_ = model.waited, len(logits), model.windows.bytes
+        exposed, steps, planned = model.waited, len(logits), model.windows.planned
         # Work that writes buffers has ended, so the system has given all memory by now.
         memory = model.memory()
-        compare(Model(source), place, job, rank, logits)
-        served.check()
+        if not model.flips:
+            compare(Model(source), place, job, rank, logits)
         served.close()
         model.windows.close()
     return Line(
-        resident=bytes_.resident,
-        shared=bytes_.shards,
-        buffers=sum(bytes_.buffers),
-        planned=bytes_.device,
+        resident=planned.resident,
+        shared=planned.shards,
+        buffers=sum(planned.buffers),
+        planned=planned.device,
         memory=memory,
-        saved=bytes_.saved,
+        saved=planned.saved,
         exposed=exposed / steps,
         step=seconds / steps,
         steps=steps,

@@ -93,7 +93,7 @@ def test_ranks_decode_with_one_copy_of_the_weights_on_cuda() -> None:
 def test_one_wrong_bit_of_another_rank_changes_the_logits() -> None:
     """The control: without it, a comparison that compares nothing would pass."""
     run = ran("--ranks", 2, "--layers", 6, "--context", 48, "--tokens", 3, "--top-k", 24, "--flip", 1)
-    assert run.returncode == 1 and "step 1: the logits differ from those of whole weights" in run.stderr
+    assert run.returncode == 1 and "rank 0: step 1: the logits differ from those of whole weights" in run.stderr
     assert run.stdout == ""
 
 
