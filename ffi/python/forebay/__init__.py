@@ -43,20 +43,24 @@ from .errors import (
     TimedOut,
     Unsupported,
 )
+from .links import LinkEvent, Links
 from .overlap import Captured, EngineCall, Layers
 from .plan import Planned, plan
 from .sequence import Length, Page, Sequence, Ticket
 from .shape import Shape
+from .sharding import WeightBytes
 from .step import Buffers, LayerCount, Retired, Step
 from .trace import Header, RequestWriter, SelectionTrace, TraceRecorder, TraceWriter
+from .update import Outcome, Update
+from .weights import LayerWeights, Weights
 
 __version__ = _version()
 __all__ = [
     "BadFormat", "BadVersion", "Bucket", "Buffers", "Busy", "Cache", "Cancelled", "Captured", "Choice", "Chooser",
     "Closed", "Corrupt", "CudaDevice", "CudaMemory", "Device", "DeviceFailed", "EngineCall", "Exhausted", "Footprint",
     "ForebayError", "Header", "HostDevice", "Hysteresis", "Info", "Internal", "InvalidArgument", "InvalidConfig",
-    "InvalidState", "Io", "LayerCount", "Layers", "Length", "OsRefused", "OutOfMemory", "OutOfRange", "Overflow",
-    "Page", "PeerLost", "Planned", "Prices", "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Share",
-    "Stats", "Step", "Stream", "Table", "Tensor", "Ticket", "TimedOut", "TraceRecorder", "TraceWriter", "Unsupported",
-    "footprint", "plan",
+    "InvalidState", "Io", "LayerCount", "LayerWeights", "Layers", "Length", "LinkEvent", "Links", "OsRefused",
+    "OutOfMemory", "OutOfRange", "Outcome", "Overflow", "Page", "PeerLost", "Planned", "Prices", "RequestWriter",
+    "Retired", "SelectionTrace", "Sequence", "Shape", "Share", "Stats", "Step", "Stream", "Table", "Tensor", "Ticket",
+    "TimedOut", "TraceRecorder", "TraceWriter", "Unsupported", "Update", "WeightBytes", "Weights", "footprint", "plan",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ end without waiting, a later creation, `wait` or `close` of any cache or device 
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 import math
 import os
@@ -27,12 +28,14 @@ from . import dlpack
 from ._library import NULL, check, check_created, ffi, lib, new_text, path_bytes, sized, status_text
 from .config import set_fields
 from .errors import Closed, InvalidArgument
+from .keep import NOT_LET_IN
 from .tensors import HOST, Place, index
 
 _Self = TypeVar("_Self", bound="Device")
 
 
 _BYTES_MAX = 0xFFFFFFFFFFFFFFFF
+_BYTES = np.dtype(np.uint8)
 _HOST_MEMORY = {"registered": lib.FB_HOST_MEMORY_REGISTERED, "driver": lib.FB_HOST_MEMORY_DRIVER}
 
 # Handles of caches and devices that have not ended, in the order of their creation. `_left` has those of them that no
@@ -87,6 +90,10 @@ class DeviceHandle:
         self.calls: dict[int, tuple[Callable[[], object], int]] = {}
         self.failed: dict[int, list[BaseException]] = {}
         self.call = _caller(self.calls, self.failed)
+        self.keys = itertools.count(1)
+        # What copies outside of steps read, and the keys of those of them that have run.
+        self.lent: dict[int, object] = {}
+        self.copied: deque[int] = deque()
         # Whether a thread of the device may be running Python code.
         self.called = False
         # Whether the device object is one of its users. The interpreter's end does not wait for that user.
@@ -151,6 +158,50 @@ class DeviceHandle:
             warnings.warn(f"a device could not be ended: {status_text(status)}", ResourceWarning, stacklevel=2)
         return True
 
+    def enqueue(self, work: Callable[[], object], on: Any) -> int:
+        """Enqueues a call of `work` on a stream of the C interface. Returns the status."""
+        key = next(self.keys)
+        self.called = True
+        self.calls[key] = (work, _address_of(on))
+        try:
+            status = int(lib.fb_stream_call(self.pointer, on, self.call, ffi.cast("void *", key)))
+        finally:
+            # The work has run, even if an exception occurred in between.
+            if not self.later:
+                self.calls.pop(key, None)
+        if status:
+            self.calls.pop(key, None)
+        return status
+
+    def lend(self, owner: object, copy: Callable[[], int], on: Any) -> int:
+        """Makes a call that enqueues a copy of `owner`'s memory on a stream, and keeps `owner` until the copy has run.
+        Returns the call's status.
+
+        A note behind the copy says that it has run. The note is made on a thread of the device, where nothing may be
+        released: the end of a tensor may call CUDA. So a later call releases it.
+        """
+        if not self.later:
+            return copy()
+        self.release()
+        key = next(self.keys)
+        self.lent[key] = owner
+        status = copy()
+        if status in NOT_LET_IN:
+            self.lent.pop(key, None)
+        else:
+            # Part of a refused copy may have been enqueued. If the device refuses the note, it keeps `owner`.
+            self.enqueue(functools.partial(self.copied.append, key), on)
+        return status
+
+    def release(self) -> None:
+        """Releases what copies have read."""
+        for _ in range(len(self.copied)):
+            try:
+                self.lent.pop(self.copied.popleft(), None)
+            except IndexError:
+                # Another thread has released it.
+                return
+
     def wait(self) -> None:
         """Waits for its streams."""
         for stream in self.streams.copy().values():
@@ -168,20 +219,28 @@ class Memory:
     """Memory of a device that keeps the device alive: the base object of views."""
 
     def __init__(
-        self, handle: DeviceHandle, address: int, place: Place, shape: tuple[int, ...], strides: tuple[int, ...] | None
+        self,
+        handle: DeviceHandle,
+        address: int,
+        place: Place,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None,
+        dtype: np.dtype[Any] = _BYTES,
+        readonly: bool = False,
     ) -> None:
         self._end = handle.used_by(self, _nothing)
         # Objects that still read the memory at the interpreter's end may continue.
         self._end.atexit = False
         self.address, self.place, self.shape, self.strides = address, place, shape, strides
+        self.dtype, self.readonly = dtype, readonly
 
     def interface(self) -> dict[str, Any]:
-        """The array interface, version 3: writable bytes."""
+        """The array interface, version 3."""
         return {
             "version": 3,
             "shape": self.shape,
-            "typestr": "|u1",
-            "data": (self.address, False),
+            "typestr": self.dtype.str,
+            "data": (self.address, self.readonly),
             "strides": self.strides,
         }
 
@@ -195,8 +254,8 @@ class HostMemory(Memory):
 
 
 class CudaMemory(Memory):
-    """CUDA memory of which `torch.from_dlpack`, `cupy.from_dlpack`, `cupy.asarray` and others take a view: uint8. A
-    view keeps it alive.
+    """CUDA memory of which `torch.from_dlpack`, `cupy.from_dlpack`, `cupy.asarray` and others take a view: uint8, but
+    for weights that were asked for in another dtype. A view keeps it alive.
 
     `torch.as_tensor` takes a view only with `device="cuda:0"`; without it, it copies to the host. Taking a view orders
     nothing: order the reading stream after the work that writes.
@@ -204,8 +263,11 @@ class CudaMemory(Memory):
     Attributes:
         address: the address of the first byte, on the device.
         place: the device.
-        shape: extents, in bytes on the last axis.
+        shape: extents.
         strides: bytes; None: without gaps.
+        dtype: NumPy's.
+        readonly: whether it may only be read. A consumer of DLPack 1.0 is told so; an older one, and one without
+            read-only tensors, such as torch, gets a tensor all the same, which must not be written.
     """
 
     @property
@@ -222,7 +284,8 @@ class CudaMemory(Memory):
         """
         if copy or (dl_device is not None and tuple(map(int, dl_device)) != self.__dlpack_device__()):
             raise BufferError(f"memory of {self.place} is given out where it is, and not copied")
-        return dlpack.on_cuda(np.asarray(_Addressed(self)), self.place.number)
+        says = self.readonly and max_version is not None and max_version[0] >= 1
+        return dlpack.on_cuda(np.asarray(_Addressed(self)), self.place.number, says)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """DLPack's kind of device, and the device's number."""
@@ -235,14 +298,16 @@ class CudaMemory(Memory):
 
 
 class _Addressed:
-    """Device memory described to NumPy, to make a capsule. Nothing may read this array."""
+    """Device memory described to NumPy, to make a capsule. Nothing may read this array, nor write it: it is said to be
+    writable because NumPy makes no capsule without a version of one that is not.
+    """
 
     def __init__(self, memory: CudaMemory) -> None:
         self.memory = memory
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        return self.memory.interface()
+        return {**self.memory.interface(), "data": (self.memory.address, False)}
 
 
 class Stream:
@@ -288,7 +353,6 @@ class Device:
             self._closer()
             raise
         self._streams = self._handle.streams
-        self._keys = itertools.count(1)
 
     def stream(self) -> Stream:
         """A new stream.
@@ -313,6 +377,7 @@ class Device:
         pointer, on = self._open(), self.stream_of(stream)
         check(lib.fb_stream_wait(pointer, on), pointer)
         end_left()
+        self._handle.release()
         raised = self._handle.failed.get(_address_of(on))
         if raised:
             raise raised.pop(0)
@@ -328,18 +393,7 @@ class Device:
         if not callable(work):
             raise InvalidArgument("work", type(work).__name__, "a callable without arguments")
         pointer, on = self._open(), self.stream_of(stream)
-        key = next(self._keys)
-        self._handle.called = True
-        self._handle.calls[key] = (work, _address_of(on))
-        try:
-            status = lib.fb_stream_call(pointer, on, self._handle.call, ffi.cast("void *", key))
-        finally:
-            # The work has run, even if an exception occurred in between.
-            if not self.later:
-                self._handle.calls.pop(key, None)
-        if status:
-            self._handle.calls.pop(key, None)
-        check(status, pointer)
+        check(self._handle.enqueue(work, on), pointer)
 
     def order(self, before: Any, after: Any) -> None:
         """Orders two streams: work enqueued on `after` from now on runs after the work that is now enqueued on
@@ -405,8 +459,15 @@ class Device:
             raise Closed("device: it was closed")
         return self._handle.pointer
 
-    def view(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Any:
-        """A view of the device's memory that keeps it alive: a uint8 array on the host device, `CudaMemory` on CUDA."""
+    def view(
+        self,
+        address: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
+        dtype: np.dtype[Any] = _BYTES,
+        readonly: bool = False,
+    ) -> Any:
+        """A view of the device's memory that keeps it alive: an array on the host device, `CudaMemory` on CUDA."""
         raise NotImplementedError
 
     def allocate(self, shape: tuple[int, ...] | int) -> Any:
@@ -458,8 +519,15 @@ class HostDevice(Device):
             return self._streams[stream]
         raise InvalidArgument("stream", _stream_text(stream), "None, or a stream of this host device: device.stream()")
 
-    def view(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Any:
-        return np.asarray(HostMemory(self._handle, address, HOST, shape, strides))
+    def view(
+        self,
+        address: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
+        dtype: np.dtype[Any] = _BYTES,
+        readonly: bool = False,
+    ) -> Any:
+        return np.asarray(HostMemory(self._handle, address, HOST, shape, strides, dtype, readonly))
 
 
 class CudaDevice(Device):
@@ -544,8 +612,15 @@ class CudaDevice(Device):
         expected = f"None, a CUstream as an int, or a stream of {self.place}"
         raise InvalidArgument("stream", _stream_text(stream), expected)
 
-    def view(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Any:
-        return CudaMemory(self._handle, address, self.place, shape, strides)
+    def view(
+        self,
+        address: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
+        dtype: np.dtype[Any] = _BYTES,
+        readonly: bool = False,
+    ) -> Any:
+        return CudaMemory(self._handle, address, self.place, shape, strides, dtype, readonly)
 
 
 def _stream_text(stream: Any) -> str:

@@ -107,9 +107,17 @@ def read(value: Any) -> Placed:
     )
 
 
-def on_cuda(array: np.ndarray[Any, Any], number: int) -> Any:
-    """A capsule of an array at an address of CUDA device `number`. NumPy does not read the array for it."""
-    capsule = array.__dlpack__()
+def on_cuda(array: np.ndarray[Any, Any], number: int, readonly: bool = False) -> Any:
+    """A capsule of an array at an address of CUDA device `number`. NumPy does not read the array for it. `readonly`: one
+    of DLPack 1.0 that says so, where NumPy makes such capsules (2.1 and newer).
+    """
+    try:
+        capsule = array.__dlpack__(max_version=(1, 0)) if readonly else array.__dlpack__()
+    except TypeError:
+        capsule = array.__dlpack__()
+    name = _name_of(capsule)
+    if readonly and name == b"dltensor_versioned":
+        _Versioned.from_address(_pointer_of(capsule, name)).flags |= _READ_ONLY
     tensor, _ = _inside(capsule)
     tensor.device.kind, tensor.device.number = CUDA, number
     return capsule
