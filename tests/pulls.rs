@@ -60,6 +60,7 @@ impl Device for Graphs {
         query(event: Event) -> Result<bool>;
         synchronize(event: Event) -> Result<()>;
         copy(stream: Stream, from: Slice, to: Slice) -> Result<()>;
+        prefetch(stream: Stream, slice: Slice, rate: u64) -> Result<()>;
         call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
         complete(stream: Stream, completer: Completer) -> Result<()>;
         attach(layout: PoolLayout) -> Result<Pools>;

@@ -61,6 +61,17 @@ pub(crate) fn follows(operation: &'static str, layer: Layer, first: usize) -> Er
     error.with("layer", layer.0).with("selects for it", first as u64).hint("resolve the group's first layer")
 }
 
+/// Checks a prefetch, alike on every device.
+pub(super) fn prefetch(device: DeviceId, slice: &Slice, rate: u64) -> Result<()> {
+    device.check(slice)?;
+    match rate {
+        0 => Err(Error::new(Kind::OutOfRange, "prefetch")
+            .at("a rate of 0 bytes per second")
+            .hint("leave the prefetch out, or pass the rate that other work can spare")),
+        _ => Ok(()),
+    }
+}
+
 impl Asker {
     /// Checks that the parts of a layout fit each other and the device. A device without memory accepts any layout
     /// that names no other device's memory: a simulator's layout has no tables.

@@ -276,6 +276,19 @@ pub trait Device: Debug + Send + Sync {
     /// [`Kind::OutOfRange`].
     fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()>;
 
+    /// Enqueues a hint: work that reads `slice` soon finds its bytes in the cache before the device's memory (L2). They
+    /// are asked for at `rate` bytes per second or fewer, so that other work keeps the rest of the memory's rate. The
+    /// hint changes no byte and returns none, so it makes no read wrong, whatever it runs beside.
+    ///
+    /// It counts as a read all the same. Ordered before the write of what is to be read it is useless, because the
+    /// write's bytes come later. And addresses that are not mapped must not be touched: before a [`Device::remap`] the
+    /// caller waits for it as for any other work. On a device without such a cache, and for host memory, it does
+    /// nothing. Of other GPUs' memory it is of no use: that is kept in their caches.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] as for the source of a [`Device::copy`], and for a rate of 0.
+    fn prefetch(&self, stream: Stream, slice: Slice, rate: u64) -> Result<()>;
+
     /// Enqueues `work`, which runs in the stream's order, on a thread of the device or in this call. If `work` holds
     /// the device, it keeps the device alive until it has run. Work that may never run should hold the device weakly.
     ///

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <mutex>
 #include <sys/mman.h>
+#include <vector>
 
 #if !defined(__x86_64__)
 #error "the stack switch is x86-64's"
@@ -278,6 +279,22 @@ inline void spoil_shared() {
         memset(__start_standin_shared, JUNK, static_cast<size_t>(__stop_standin_shared - __start_standin_shared));
     }
 #endif
+}
+
+// The clock of all multiprocessors; one block runs at a time.
+inline u64 cycles;
+
+// The lines that kernels asked for, and when; kept while a test asks for them.
+struct Asked {
+    u64 address, cycle;
+};
+inline std::vector<Asked>* asked;
+
+// Reads the line, and notes it.
+inline void prefetch(const char* line) {
+    static volatile char sink;
+    sink = *line;
+    if (asked) asked->push_back({reinterpret_cast<u64>(line), cycles});
 }
 
 inline u64 scramble(u64 word) {
@@ -621,6 +638,10 @@ template <class T>
 inline T __ldcs(const T* from) {
     return *standin::aligned(from);
 }
+
+// Each look at the clock takes a cycle, and a thread that sleeps lets so many pass.
+inline long long clock64() { return static_cast<long long>(++standin::cycles); }
+inline void __nanosleep(unsigned ns) { standin::cycles += ns; }
 
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }

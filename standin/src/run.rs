@@ -99,12 +99,14 @@ impl Drop for Memory {
     }
 }
 
+type Asked = unsafe extern "C" fn(*mut [u64; 2], u64) -> u64;
 type Run = unsafe extern "C" fn(*const c_char, *const u32, *const u32, u32, *const c_void, u32, u64) -> bool;
 
 /// The kernels of one [`Standin`].
 #[derive(Debug)]
 pub struct Kernels {
     run: Run,
+    asked: Asked,
     // Keeps the library loaded.
     _standin: Standin,
 }
@@ -129,14 +131,27 @@ impl Kernels {
         let path = CString::new(standin.library()).ok()?;
         // SAFETY: loaded already; this gives the same handle once more.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
-        // SAFETY: a handle, or null for the program itself, which has no such symbol.
-        let address = unsafe { libc::dlsym(handle, c"standin_run".as_ptr()) };
-        if address.is_null() {
+        // SAFETY: a handle, or null for the program itself, which has no such symbols.
+        let [run, asked] = [c"standin_run", c"standin_asked"].map(|name| unsafe { libc::dlsym(handle, name.as_ptr()) });
+        if run.is_null() || asked.is_null() {
             return None;
         }
         // SAFETY: direct.cpp declares it with this type.
-        let run = unsafe { std::mem::transmute::<*mut c_void, Run>(address) };
-        Some(Kernels { run, _standin: standin })
+        let run = unsafe { std::mem::transmute::<*mut c_void, Run>(run) };
+        // SAFETY: as above.
+        let asked = unsafe { std::mem::transmute::<*mut c_void, Asked>(asked) };
+        Some(Kernels { run, asked, _standin: standin })
+    }
+
+    /// The lines that the last kernel asked the L2 for, in the order in which it did: each line's address, and the
+    /// cycle.
+    pub fn asked(&self) -> Vec<[u64; 2]> {
+        // SAFETY: nothing is copied.
+        let count = unsafe { (self.asked)(std::ptr::null_mut(), 0) };
+        let mut lines = vec![[0; 2]; count as usize];
+        // SAFETY: there is room for as many as are asked for.
+        unsafe { (self.asked)(lines.as_mut_ptr(), count) };
+        lines
     }
 
     /// Runs a kernel to its end; returns false if no kernel has this name or its argument has another size. `args` is

@@ -98,6 +98,7 @@ impl Device for Scale {
         query(event: Event) -> Result<bool>;
         synchronize(event: Event) -> Result<()>;
         copy(stream: Stream, from: Slice, to: Slice) -> Result<()>;
+        prefetch(stream: Stream, slice: Slice, rate: u64) -> Result<()>;
         call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
         complete(stream: Stream, completer: Completer) -> Result<()>;
         attach(layout: PoolLayout) -> Result<Pools>;

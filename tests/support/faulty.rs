@@ -247,6 +247,7 @@ impl Device for Faulty {
         record(event: Event, stream: Stream) -> Result<()>;
         wait(stream: Stream, event: Event) -> Result<()>;
         query(event: Event) -> Result<bool>;
+        prefetch(stream: Stream, slice: Slice, rate: u64) -> Result<()>;
         call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
         complete(stream: Stream, completer: Completer) -> Result<()>;
         attach(layout: PoolLayout) -> Result<Pools>;

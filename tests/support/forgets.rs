@@ -116,6 +116,7 @@ impl Device for Forgets {
         query(event: Event) -> Result<bool>;
         synchronize(event: Event) -> Result<()>;
         copy(stream: Stream, from: Slice, to: Slice) -> Result<()>;
+        prefetch(stream: Stream, slice: Slice, rate: u64) -> Result<()>;
         call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
         complete(stream: Stream, completer: Completer) -> Result<()>;
         capture(stream: Stream) -> Result<()>;

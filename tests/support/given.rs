@@ -111,6 +111,9 @@ impl Device for Remote {
     fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()> {
         self.count(self.device.copy(stream, from, to))
     }
+    fn prefetch(&self, stream: Stream, slice: Slice, rate: u64) -> Result<()> {
+        self.count(self.device.prefetch(stream, slice, rate))
+    }
     fn call(&self, stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()> {
         let aside = move || {
             let work = Arc::clone(&work);

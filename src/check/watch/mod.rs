@@ -33,6 +33,7 @@
 //! | warm | selections | all of the lane except its page table |
 //! | warm gather | rows of the total pool | resident rows |
 //! | copy | source | target; in pages of the total pool, the rows of the lane that owns the page alone |
+//! | prefetch | the bytes, whatever they hold | |
 //!
 //! | [`Watch::holds`] | | the bytes, by the host; they hold the stated content |
 //! | [`Watch::uses`] | the bytes, and expects the stated content in all of them | |
@@ -501,6 +502,11 @@ impl Device for Watch {
             Ok(list)
         };
         self.pass(stream, "copy", accesses, || self.device.copy(stream, from, to))
+    }
+
+    fn prefetch(&self, stream: Stream, slice: Slice, rate: u64) -> Result<()> {
+        let accesses = |_: &mut State| Ok(vec![bytes(&slice, false)]);
+        self.pass(stream, "prefetch", accesses, || self.device.prefetch(stream, slice, rate))
     }
 
     fn call(&self, stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()> {

@@ -15,6 +15,10 @@
 //! only if all are at the same layer. A collective counts twice as well. Other works and kernels use no memory: a
 //! demand's time says nothing of its bytes.
 //!
+//! **L2.** With [`Costs::l2`] work that names what it reads ([`compute_reading`](super::ClockDevice::compute_reading))
+//! needs no memory for bytes that a prefetch, or work before it, has brought there, until later bytes have pushed them
+//! out (`l2`). A prefetch itself needs the memory for its bytes, at its own rate at most.
+//!
 //! The default table is computed from the terms of the kernels (`kernels`).
 
 use crate::error::{Error, Kind, Result};
@@ -83,6 +87,17 @@ pub struct Peer {
     pub copy_engines: u32,
 }
 
+/// The cache before the device's memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct L2 {
+    /// Bytes that it holds.
+    pub bytes: u64,
+    /// Fixed nanoseconds of a prefetch.
+    pub fixed_ns: f64,
+    /// Share of the SMs of a prefetch, 0 to 1.
+    pub sm: f64,
+}
+
 /// The cost of a kernel whose time grows with the rows that it examines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Kernel {
@@ -121,6 +136,8 @@ pub struct Costs {
     /// Bytes per second of the device's memory, reads and writes together, at least [`Costs::device_copy`]. Operations
     /// that need more than that at once are all slowed by the same factor. `None`: enough for all.
     pub memory: Option<f64>,
+    /// The cache before the device's memory. `None`: a prefetch does nothing, and no work finds bytes there.
+    pub l2: Option<L2>,
     /// Fixed nanoseconds of a copy by a copy engine.
     pub copy_ns: f64,
     /// R; a row is a query row of a batch row.
@@ -169,6 +186,7 @@ impl Costs {
         let times = [("launch_ns", self.launch_ns), ("copy_ns", self.copy_ns)];
         let times = times
             .into_iter()
+            .chain(self.l2.map(|l2| ("l2.fixed_ns", l2.fixed_ns)))
             .chain(kernels.iter().flat_map(|(k, n)| [(n[0], k.fixed_ns), (n[1], k.row_ns)]))
             .chain(movers.iter().map(|(m, n)| (n[0], m.fixed_ns)));
         first(times, is_time)?;
@@ -186,7 +204,7 @@ impl Costs {
         first(memory, |rate| RATES.contains(&rate) && rate >= self.device_copy)?;
         let shares =
             kernels.iter().map(|(k, n)| (n[2], k.sm)).chain(movers.iter().map(|(m, n)| (n[2], m.sm)));
-        first(shares, is_share)?;
+        first(shares.chain(self.l2.map(|l2| ("l2.sm", l2.sm))), is_share)?;
         first([("link.duplex", self.link.duplex)], |d| (LEAST_DUPLEX..=1.0).contains(&d))?;
         let counts = [
             ("link.copy_engines", f64::from(self.link.copy_engines)),
@@ -281,6 +299,18 @@ impl Work {
         Ok(Work { ns: work.ns.max(bytes / costs.memory_rate()), traffic: bytes, ..work })
     }
 
+    /// An engine's work that reads and writes `bytes` bytes of the device's memory, as far as they are not in L2. What
+    /// the memory adds to its time is known when it starts.
+    pub(super) fn reading(demand: Demand, bytes: f64) -> Result<Work> {
+        Ok(Work { traffic: bytes, ..Work::demand(demand)? })
+    }
+
+    /// A prefetch of `bytes` bytes at `rate` bytes per second.
+    pub(super) fn prefetch(l2: &L2, bytes: f64, rate: f64) -> Work {
+        let ns = bytes / rate * NS;
+        Work { fixed_ns: l2.fixed_ns, ns, sm: l2.sm, traffic: bytes, ..Work::default() }
+    }
+
     /// An engine's work that moves `bytes` bytes over the link between GPUs.
     pub(super) fn collective(demand: Demand, bytes: f64) -> Result<Work> {
         let (direction, traffic) = (Some(Direction::Peer), traffic(Direction::Peer, bytes));
@@ -345,6 +375,13 @@ impl Work {
     pub(super) fn has_rest(&self) -> bool {
         self.ns > 0.0 || self.bytes > 0.0
     }
+
+    /// The same when so many bytes of its traffic are found in L2: it takes the time of the others where they take
+    /// longer than the rest of it.
+    pub(super) fn without(self, found: f64, memory_rate: f64) -> Work {
+        let traffic = f64::max(0.0, self.traffic - found);
+        Work { ns: self.ns.max(traffic / memory_rate), traffic, ..self }
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -354,7 +391,8 @@ mod tests {
     #[test]
     fn an_invalid_number_is_refused_by_its_name() {
         type Spoil = fn(&mut Costs);
-        let spoiled: [(&str, Spoil); 22] = [
+        const L2: super::L2 = super::L2 { bytes: 1, fixed_ns: 0.0, sm: 0.0 };
+        let spoiled: [(&str, Spoil); 24] = [
             ("resolve_wave", |c| c.resolve_wave = Some(0)),
             ("launch_ns", |c| c.launch_ns = -1.0),
             ("copy_ns", |c| c.copy_ns = f64::INFINITY),
@@ -377,6 +415,8 @@ mod tests {
             ("memory", |c| c.memory = Some(f64::INFINITY)),
             ("memory", |c| c.memory = Some(0.9 * c.device_copy)),
             ("link.duplex", |c| c.link.duplex = 1e-320),
+            ("l2.fixed_ns", |c| c.l2 = Some(super::L2 { fixed_ns: f64::NAN, ..L2 })),
+            ("l2.sm", |c| c.l2 = Some(super::L2 { sm: 1.5, ..L2 })),
         ];
         assert_eq!(Costs::default().check(), Ok(()));
         for (name, spoil) in spoiled {

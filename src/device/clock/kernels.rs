@@ -363,6 +363,7 @@ impl KernelCosts {
             peer: Peer { rate: 305e9, copy_engines: 2 },
             device_copy: 2e12,
             memory: None,
+            l2: None,
             copy_ns: 1_000.0,
             // The cost of each query row after the first.
             resolve: kernel(one - (two - one), two - one),

@@ -15,6 +15,9 @@
 //! enqueued work runs meanwhile, so that a late action of the host shows as well. Polling a ticket does not advance
 //! time: a loop that waits for a ticket must also query an event.
 //!
+//! **L2.** A prefetch takes its time and its part of the memory's rate, and works that say which addresses they read
+//! find the bytes there ([`ClockDevice::compute_reading`]); `l2` says what the model leaves out.
+//!
 //! **What it does not do.** It does not compute what a resolve would find, so the caller declares the rows that a
 //! gather moves ([`ClockDevice::set_misses`]). It does not check that operations are ordered (`check` does). It never
 //! runs two operations at the same instant: an effect happens in one piece, at its operation's start or end.
@@ -24,6 +27,7 @@ mod checks;
 mod costs;
 mod effect;
 mod kernels;
+mod l2;
 mod operations;
 mod peers;
 #[cfg(test)]
@@ -33,7 +37,7 @@ mod timeline;
 use std::ops::Range;
 
 use crate::device::ranges::Ranges;
-use crate::device::{Device, DeviceId, Event, Stream};
+use crate::device::{Device, DeviceId, Event, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::Layer;
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard, thread};
@@ -41,8 +45,9 @@ use crate::sync::{Arc, Condvar, Mutex, MutexGuard, thread};
 use chance::Draw;
 use checks::{Extents, NAME};
 use costs::Work;
-pub use costs::{Costs, Demand, Direction, Kernel, Link, Mover, Peer};
+pub use costs::{Costs, Demand, Direction, Kernel, L2, Link, Mover, Peer};
 use effect::{Beneath, Effect, call};
+use l2::Addresses;
 pub use kernels::{BLOCK_BYTES, Between, Cost, Design, KernelCosts, Resolve, SOURCES, fetched, sum};
 use peers::Peers;
 use timeline::{Due, Machine, Next, Operation, Timeline, Until};
@@ -124,6 +129,11 @@ fn stuck() -> Error {
         .hint("release the stream with let_go first")
 }
 
+/// The addresses of a slice.
+fn addresses(slice: &Slice) -> Addresses {
+    (slice.address(), slice.address().saturating_add(slice.bytes()))
+}
+
 impl ClockDevice {
     /// A device without memory, at time 0.
     ///
@@ -151,6 +161,7 @@ impl ClockDevice {
             duplex: costs.link.duplex,
             copy_engines: Direction::ALL.map(|direction| costs.copy_engines(direction)),
             memory: costs.memory_rate(),
+            l2: costs.l2.map(|l2| l2.bytes),
         };
         let id = beneath.as_ref().map_or_else(DeviceId::new, |beneath| beneath.device.id());
         let state = State {
@@ -193,6 +204,32 @@ impl ClockDevice {
     /// As [`ClockDevice::compute`], and for bytes that take more than 1e15 ns.
     pub fn compute_in_memory(&self, stream: Stream, label: Label, demand: Demand, bytes: u64) -> Result<()> {
         self.append(stream, label, Work::in_memory(&self.costs, demand, bytes as f64)?, None)
+    }
+
+    /// As [`ClockDevice::compute_in_memory`], where some of the `bytes` bytes are read at known addresses, each slice
+    /// once: those that are in L2 ([`Costs::l2`]) when the work starts are not read from memory.
+    ///
+    /// # Errors
+    /// As [`ClockDevice::compute_in_memory`]; [`Kind::OutOfRange`] for a slice of another device, and for slices of more
+    /// bytes than `bytes`.
+    pub fn compute_reading(
+        &self,
+        stream: Stream,
+        label: Label,
+        demand: Demand,
+        bytes: u64,
+        reads: &[Slice],
+    ) -> Result<()> {
+        reads.iter().try_for_each(|slice| self.id.check(slice))?;
+        let known = reads.iter().fold(0_u64, |sum, slice| sum.saturating_add(slice.bytes()));
+        if known > bytes {
+            return Err(unknown("slices of more bytes than the work moves", known));
+        }
+        let touches: Vec<Addresses> = reads.iter().filter(|slice| slice.bytes() > 0).map(addresses).collect();
+        if touches.is_empty() {
+            return self.compute_in_memory(stream, label, demand, bytes);
+        }
+        self.append_at(stream, label, Work::reading(demand, bytes as f64)?, touches)
     }
 
     /// Enqueues a stand-in for an engine's collective, which moves `bytes` bytes over the link between GPUs and takes
@@ -339,7 +376,15 @@ impl ClockDevice {
     fn append(&self, stream: Stream, label: Label, work: Work, effect: Option<Effect>) -> Result<()> {
         let work = work.check(&self.costs)?;
         let (state, place) = self.room(stream)?;
-        self.push(state, place, label, work, effect);
+        self.push(state, place, label, work, Vec::new(), effect);
+        Ok(())
+    }
+
+    /// As [`ClockDevice::append`], for work without an effect whose bytes, or some of them, are at known addresses.
+    fn append_at(&self, stream: Stream, label: Label, work: Work, touches: Vec<Addresses>) -> Result<()> {
+        let work = work.check(&self.costs)?;
+        let (state, place) = self.room(stream)?;
+        self.push(state, place, label, work, touches, None);
         Ok(())
     }
 
@@ -349,13 +394,14 @@ impl ClockDevice {
         stream: usize,
         label: Label,
         mut work: Work,
+        touches: Vec<Addresses>,
         effect: Option<Effect>,
     ) {
         let draw = self.draw(&mut state, stream);
         work.fixed_ns += draw.during_ns;
         let gap_ns = self.costs.launch_ns + draw.before_ns;
         let effect = effect.map(Box::new);
-        let operation = Operation { label, work, gap_ns, early: draw.early, counts: true, effect };
+        let operation = Operation { label, work, gap_ns, early: draw.early, counts: true, effect, touches };
         state.timeline.operation(stream, operation);
     }
 
@@ -371,6 +417,7 @@ impl ClockDevice {
             early: false,
             counts: false,
             effect: Some(Box::new(effect)),
+            touches: Vec::new(),
         };
         state.timeline.operation(place, operation);
         Ok(())

@@ -6,10 +6,10 @@ use crate::device::clock::checks::Extents;
 use crate::device::clock::costs::{Direction, Work};
 use crate::device::clock::effect::Effect;
 use crate::device::clock::timeline::{Label, Until};
-use crate::device::clock::{ClockDevice, LINE, State, chance, unknown};
+use crate::device::clock::{ClockDevice, LINE, State, addresses, chance, unknown};
 use crate::device::{
     Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, Slice, StepRange, Stream,
-    Warm, fixed,
+    Warm, checks, fixed,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
@@ -148,7 +148,9 @@ impl Device for ClockDevice {
             let place = state.ranges.replaceable("remap", part, pieces)?;
             state.ranges.replaced(&place, pieces);
         }
-        self.state.lock().peers.map(part, pieces);
+        let mut state = self.state.lock();
+        state.peers.map(part, pieces);
+        state.timeline.remapped(addresses(&part));
         Ok(())
     }
 
@@ -262,6 +264,21 @@ impl Device for ClockDevice {
         self.append(stream, Label { name: "copy", layer: None, micro_batch: None }, work, effect)
     }
 
+    fn prefetch(&self, stream: Stream, slice: Slice, rate: u64) -> Result<()> {
+        checks::prefetch(self.id, &slice, rate)?;
+        let state = self.state.lock();
+        let kept_here = !state.is_host(slice.address()) && !state.peers.has(slice);
+        drop(state);
+        match self.costs.l2.filter(|_| kept_here && slice.bytes() > 0) {
+            None => self.room(stream).map(drop),
+            Some(l2) => {
+                let work = Work::prefetch(&l2, slice.bytes() as f64, rate as f64);
+                let label = Label { name: "prefetch", layer: None, micro_batch: None };
+                self.append_at(stream, label, work, vec![addresses(&slice)])
+            }
+        }
+    }
+
     fn call(&self, stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()> {
         self.point(stream, Effect::Call(work))
     }
@@ -302,7 +319,7 @@ impl Device for ClockDevice {
         let work = self.price(extents, misses, &op).check(&self.costs)?;
         extents.stage(&op);
         let effect = self.beneath.is_some().then_some(Effect::Pool(pools, op.detached()));
-        self.push(state, place, label_of(&op), work, effect);
+        self.push(state, place, label_of(&op), work, Vec::new(), effect);
         Ok(())
     }
 

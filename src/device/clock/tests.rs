@@ -20,6 +20,7 @@ fn costs() -> Costs {
         peer: Peer { rate: 4e9, copy_engines: 2 },
         device_copy: 1e9,
         memory: None,
+        l2: None,
         copy_ns: 0.0,
         resolve: kernel,
         resolve_wave: None,

@@ -12,7 +12,8 @@
 //!
 //! **Rates.** A demand for SMs is served at `1 / max(1, sum of the demands)` of its full speed. Each transfer gets an
 //! equal part of the direction's rate, and of the rate that other transfers cannot use. Where all of them together need
-//! more of the device's memory than it has, each one that uses the memory is slowed by that factor.
+//! more of the device's memory than it has, each one that uses the memory is slowed by that factor. Bytes that it finds
+//! in L2 when its rest begins are none of these.
 //!
 //! **Determinism.** The result depends only on the order of the calls: simultaneous events are processed in the order
 //! of their streams. The timeline hands effects to the caller, which runs them outside, one at a time, before time
@@ -22,6 +23,7 @@
 use std::collections::VecDeque;
 
 use crate::device::clock::costs::{Direction, Work};
+use crate::device::clock::l2::{Addresses, L2};
 use crate::device::{Event, Stream};
 use crate::ids::{Layer, MicroBatch};
 
@@ -65,6 +67,8 @@ pub(super) struct Operation<E> {
     /// Whether it counts and is recorded; a mere point in a stream is not.
     pub(super) counts: bool,
     pub(super) effect: Option<E>,
+    /// The addresses of its bytes in memory, as far as they are known.
+    pub(super) touches: Vec<Addresses>,
 }
 
 /// An effect that is due. Time does not advance until the caller has run it.
@@ -122,6 +126,8 @@ struct Line<E> {
     state: State,
     current: Option<Operation<E>>,
     start: f64,
+    /// Bytes of it that were in L2.
+    found: u64,
     /// The fraction of the rest that was left at `since`, and its rate per nanosecond from then on.
     left: f64,
     since: f64,
@@ -183,6 +189,8 @@ pub(super) struct Machine {
     pub(super) copy_engines: [u32; SIDES],
     /// Bytes per nanosecond of the device's memory, reads and writes together.
     pub(super) memory: f64,
+    /// Bytes of L2, if there is one.
+    pub(super) l2: Option<u64>,
 }
 
 /// See the module's head.
@@ -204,6 +212,7 @@ pub(super) struct Timeline<E> {
     waiting: Vec<(usize, usize, u64)>,
     events: Vec<EventState>,
     copy_engines: [CopyEngines; SIDES],
+    l2: Option<L2>,
     due: VecDeque<Due<E>>,
     /// Whether the set of working streams has changed since the rates were computed.
     stale: bool,
@@ -254,6 +263,7 @@ impl<E> Timeline<E> {
             waiting: Vec::new(),
             events: Vec::new(),
             copy_engines: Default::default(),
+            l2: machine.l2.map(L2::new),
             due: VecDeque::new(),
             stale: false,
             counted: 0,
@@ -281,6 +291,7 @@ impl<E> Timeline<E> {
             state: State::Free,
             current: None,
             start: 0.0,
+            found: 0,
             left: 0.0,
             since: 0.0,
             rate: 0.0,
@@ -368,6 +379,12 @@ impl<E> Timeline<E> {
             event.ahead.clear();
         }
         self.spans.iter_mut().for_each(Vec::clear);
+        self.l2.iter_mut().for_each(L2::clear);
+    }
+
+    /// Notes that addresses are other memory now.
+    pub(super) fn remapped(&mut self, addresses: Addresses) {
+        self.l2.iter_mut().for_each(|l2| l2.forget(addresses));
     }
 
     fn push(&mut self, stream: usize, thing: Thing<E>) {
@@ -530,6 +547,14 @@ impl<E> Timeline<E> {
 
     fn work(&mut self, stream: usize) {
         let line = &mut self.lines[stream];
+        line.found = 0;
+        if let Some(operation) = &mut line.current
+            && !operation.touches.is_empty()
+        {
+            let l2 = self.l2.iter();
+            line.found = l2.flat_map(|l2| operation.touches.iter().map(|touched| l2.found(*touched))).sum();
+            operation.work = operation.work.without(line.found as f64, self.machine.memory);
+        }
         if !line.current.as_ref().is_some_and(|operation| operation.work.has_rest()) {
             return self.end(stream);
         }
@@ -560,6 +585,11 @@ impl<E> Timeline<E> {
         }
         let line = &mut self.lines[stream];
         let Some(operation) = line.current.take() else { return };
+        if let Some(l2) = &mut self.l2 {
+            let known: u64 = operation.touches.iter().map(|(from, to)| to - from).sum();
+            l2.pass_others((operation.work.traffic as u64 + line.found).saturating_sub(known));
+            operation.touches.iter().for_each(|addresses| l2.pass(*addresses));
+        }
         if let (true, Some(spans)) = (operation.counts, &mut self.spans) {
             let Label { name, layer, micro_batch } = operation.label;
             let (start_ns, end_ns) = (line.start, self.now);

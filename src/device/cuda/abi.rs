@@ -227,6 +227,9 @@ words! {
     /// Of `forebay_copy`.
     CopyArgs: 24 { from: Address, to: Address, bytes: u64 }
 
+    /// Of `forebay_prefetch`.
+    PrefetchArgs: 24 { first: Address, lines: u64, cycles: u64 }
+
     /// Of `forebay_work`.
     WorkArgs: 24 { operands: Address, results: Address, panels: u32, unused: u32 }
 }

@@ -183,6 +183,22 @@ impl Device for CudaDevice {
         })
     }
 
+    fn prefetch(&self, stream: Stream, slice: Slice, rate: u64) -> Result<()> {
+        let inner = &*self.inner;
+        checks::prefetch(inner.id, &slice, rate)?;
+        let raw = inner.known(stream)?;
+        let (from, to) = (slice.address(), slice.address().saturating_add(slice.bytes()));
+        let stretches = inner.stretches();
+        // L2 keeps no host memory.
+        if stretches.iter().any(|it| from < it.start.saturating_add(it.bytes) && it.start < to) {
+            return Ok(());
+        }
+        inner.enqueue_known("prefetch", raw, |current, stream| {
+            let e = Enqueueing { current, module: &inner.module, stream };
+            inner.launches.prefetch(&e, from, slice.bytes(), rate)
+        })
+    }
+
     fn call(&self, stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()> {
         let inner = &*self.inner;
         let raw = inner.known(stream)?;

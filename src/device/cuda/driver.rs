@@ -109,6 +109,10 @@ pub(super) mod flag {
 /// Numbers of device attributes.
 pub(super) mod attribute {
     pub const WARP_SIZE: i32 = 10;
+    /// The highest clock of a multiprocessor, in kHz.
+    pub const CLOCK_RATE: i32 = 13;
+    /// Bytes of L2; 0 on a device without it.
+    pub const L2_BYTES: i32 = 38;
     pub const CAN_MAP_HOST_MEMORY: i32 = 19;
     pub const UNIFIED_ADDRESSING: i32 = 41;
     pub const CAPABILITY_MAJOR: i32 = 75;

@@ -47,7 +47,7 @@ use std::any::Any;
 use std::os::fd::OwnedFd;
 
 use crate::device::{
-    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
+    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream, checks,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Layer};
@@ -55,7 +55,7 @@ use crate::os::{Map, Protection};
 use crate::sync::{Arc, Mutex, thread};
 
 use backings::Memory;
-use driver::{Context, Current, Driver, DriverResult, Handle, Refusal, code, flag};
+use driver::{Context, Current, Driver, DriverResult, Handle, Refusal, attribute, code, flag};
 use errors::{NAME, bad};
 use graph::{Capturing, Executable, Graphs, capturing};
 use memory::{Allocation, Physical, Worker};
@@ -104,6 +104,15 @@ struct Inner {
     kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
+/// The highest clock of a multiprocessor in kHz, by which a prefetch keeps its rate; `None` on a device without L2. One
+/// that does not tell its clock counts as faster than any is, so that the rate stays a bound.
+fn prefetch_khz(context: &Context) -> DriverResult<Option<u32>> {
+    const FASTEST_KHZ: i32 = 4_000_000;
+    let (l2, khz) = (context.ask(attribute::L2_BYTES)?, context.ask(attribute::CLOCK_RATE)?);
+    let khz = if khz > 0 { khz } else { FASTEST_KHZ };
+    Ok((l2 > 0).then_some(khz.unsigned_abs()))
+}
+
 impl CudaDevice {
     /// The number of devices of the driver. Only the option `library` matters.
     ///
@@ -149,6 +158,7 @@ impl CudaDevice {
                 gather_blocks: options.gather_blocks,
                 programmatic: options.programmatic,
                 bulk: options.bulk,
+                prefetch_khz: prefetch_khz(&context).map_err(failed)?,
             },
             chunk: options.registration_chunk,
             host_memory: options.host_memory,

@@ -40,6 +40,7 @@ kernels! {
     WarmGather = c"forebay_warm_gather",
     Digest = c"forebay_digest",
     Copy = c"forebay_copy",
+    Prefetch = c"forebay_prefetch",
     GatherBulk = c"forebay_gather_bulk",
     Work = c"forebay_work",
 }

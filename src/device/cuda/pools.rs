@@ -38,6 +38,12 @@ const COPY_BLOCKS: u32 = 8;
 /// Blocks of a commit for each table, and threads of a block: enough for a lane's few new rows.
 const COMMIT_BLOCKS: u32 = 32;
 const COMMIT_THREADS: u32 = 128;
+/// Blocks of a prefetch, and threads of a block. A multiprocessor asks L2 for about a line in each cycle, so four of
+/// them are enough for any rate that leaves other work its own.
+const PREFETCH_BLOCKS: u32 = 4;
+const PREFETCH_THREADS: u32 = 128;
+/// Bytes of a line of L2.
+const LINE: u64 = 128;
 
 /// The launch options of kernels.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +52,8 @@ pub(super) struct Launches {
     pub gather_blocks: u32,
     pub programmatic: bool,
     pub bulk: bool,
+    /// The highest clock of a multiprocessor in kHz, if the device has an L2.
+    pub prefetch_khz: Option<u32>,
 }
 
 /// A launch: the kernel, its blocks, the most threads of each, and the bytes of shared memory.
@@ -99,6 +107,21 @@ impl Launches {
     /// Copies between any two pieces of memory, with `blocks` blocks.
     pub fn carry(&self, e: &Enqueueing<'_>, blocks: u32, args: &abi::CopyArgs) -> DriverResult {
         self.launch(e.current, e.module, e.stream, Launch::new(Kernel::Copy, blocks, 1), args)
+    }
+
+    /// Brings `bytes` bytes from `address` on into L2, at `rate` bytes per second or fewer.
+    pub fn prefetch(&self, e: &Enqueueing<'_>, address: u64, bytes: u64, rate: u64) -> DriverResult {
+        let Some(khz) = self.prefetch_khz.filter(|_| bytes > 0) else { return Ok(()) };
+        let first = address - address % LINE;
+        let lines = (address - first).saturating_add(bytes).div_ceil(LINE);
+        let threads = self.threads.min(PREFETCH_THREADS);
+        let blocks = lines.div_ceil(threads.into()).min(PREFETCH_BLOCKS.into()) as u32;
+        // What a round asks for takes so many cycles at that rate, a part of one counted as a whole.
+        let round = u128::from(blocks) * u128::from(threads) * u128::from(LINE);
+        let cycles = (round * u128::from(khz) * 1000).div_ceil(u128::from(rate.max(1)));
+        let args = abi::PrefetchArgs { first, lines, cycles: u64::try_from(cycles).unwrap_or(u64::MAX) };
+        let launch = Launch { most_threads: PREFETCH_THREADS, ..Launch::new(Kernel::Prefetch, blocks, 1) };
+        self.launch(e.current, e.module, e.stream, launch, &args)
     }
 
     /// Multiplies matrices, with the given blocks and bytes of shared memory per block.

@@ -31,7 +31,7 @@ mod words;
 use std::os::fd::OwnedFd;
 
 use crate::device::{
-    Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
+    Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream, checks,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
@@ -443,6 +443,12 @@ impl Device for HostDevice {
         }
         let op = Op::Copy { from: from.address(), to: to.address(), bytes: from.bytes() };
         self.append(stream, op)
+    }
+
+    fn prefetch(&self, stream: Stream, slice: Slice, rate: u64) -> Result<()> {
+        checks::prefetch(self.shared.id, &slice, rate)?;
+        // A processor's caches need no hint here, and it has no place in the stream's order.
+        self.queue_of(stream).map(drop)
     }
 
     fn call(&self, stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()> {

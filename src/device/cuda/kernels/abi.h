@@ -243,6 +243,12 @@ struct CopyArgs {
     u64 from, to, bytes;
 };
 
+// Lines of 128 bytes to bring into L2, from an address that is a multiple of it; and the clock's cycles of a round, in
+// which each thread of all blocks asks for one.
+struct PrefetchArgs {
+    u64 first, lines, cycles;
+};
+
 // What tools have multiplied: pairs of panels, each of so many steps of 16 columns of one and rows of the other.
 static const u32 WORK_PANELS = 16;
 static const u32 WORK_STEPS = 8;
@@ -260,4 +266,4 @@ static_assert(sizeof(GatherArgs) == 344 && sizeof(ScatterArgs) == 344 && sizeof(
 static_assert(sizeof(JoinArgs) == 120 && sizeof(TruncateArgs) == 128 && sizeof(LeaveArgs) == 112, "abi.rs");
 static_assert(sizeof(WarmArgs) == 128 && sizeof(WarmGatherArgs) == 128 && sizeof(DigestArgs) == 120, "abi.rs");
 static_assert(sizeof(ResizeArgs) == 128 && sizeof(NewestArgs) == 120, "abi.rs");
-static_assert(sizeof(CopyArgs) == 24 && sizeof(WorkArgs) == 24, "abi.rs");
+static_assert(sizeof(CopyArgs) == 24 && sizeof(PrefetchArgs) == 24 && sizeof(WorkArgs) == 24, "abi.rs");
