@@ -54,6 +54,7 @@ mod hashes;
 mod overlapped;
 mod park;
 mod places;
+mod prefetch;
 mod prefix;
 mod record;
 mod resize;

@@ -284,6 +284,9 @@ impl Cache {
         if let Some(beside) = step.work.beside {
             but_unknown(schedule.fork(&*self.device, beside, stream))?;
         }
+        if let Some(prefetches) = step.work.prefetches {
+            schedule.fork(&*self.device, prefetches, stream)?;
+        }
         match step.work.layers {
             None => Ok(()),
             Some(streams) if step.is_abandoned() => {

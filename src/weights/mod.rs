@@ -47,6 +47,6 @@ pub use cut::{Cut, RANKS_MAX};
 pub use files::Files;
 pub use layer::{Layout, Placed, Tensor};
 pub use plan::{Bytes, Closing, Group, LAYERS_MAX, LayerPlan, Odd, Place, Plan, Sharding, Source};
-pub use ring::{Pull, Ring, RingOptions, Wrap};
+pub use ring::{Prefetch, Pull, Ring, RingOptions, Wrap};
 pub use update::{Border, Outcome, Update};
 pub use window::{Pulls, Windows};

@@ -132,7 +132,8 @@ impl Kernels {
         // SAFETY: loaded already; this gives the same handle once more.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
         // SAFETY: a handle, or null for the program itself, which has no such symbols.
-        let [run, asked] = [c"standin_run", c"standin_asked"].map(|name| unsafe { libc::dlsym(handle, name.as_ptr()) });
+        let [run, asked] =
+            [c"standin_run", c"standin_asked"].map(|name| unsafe { libc::dlsym(handle, name.as_ptr()) });
         if run.is_null() || asked.is_null() {
             return None;
         }

@@ -43,7 +43,7 @@ pub struct Setup {
 pub const SMALL: Setup = Setup {
     layers: 6,
     odd: Odd::Cheapest,
-    ring: RingOptions { draft_layers: 0, micro_batches: 1, parts: 1, wrap: Wrap::Joined },
+    ring: RingOptions { draft_layers: 0, micro_batches: 1, parts: 1, wrap: Wrap::Joined, prefetch: None },
     draft_passes: 0,
 };
 

@@ -160,7 +160,8 @@ impl Decode {
 
 fn setup(wrap: Wrap) -> Setup {
     let layers = (LAYERS + DRAFT_LAYERS) as usize;
-    let ring = RingOptions { draft_layers: DRAFT_LAYERS as usize, micro_batches: 2, parts: 2, wrap };
+    let ring =
+        RingOptions { draft_layers: DRAFT_LAYERS as usize, micro_batches: 2, parts: 2, wrap, prefetch: None };
     Setup { layers, odd: Odd::Cheapest, ring, draft_passes: PASSES as usize }
 }
 

@@ -154,7 +154,9 @@ mod tests {
                     }
                     1 => {
                         l2.forget(addresses);
-                        bytes.0.retain(|byte| byte.is_none_or(|it| !(addresses.0..addresses.1).contains(&it)));
+                        bytes
+                            .0
+                            .retain(|byte| byte.is_none_or(|it| !(addresses.0..addresses.1).contains(&it)));
                     }
                     2 if step % 50 == 0 => {
                         l2.clear();

@@ -1,5 +1,6 @@
 //! Captured steps: what the ring knows after a capture, and the edges around a launch.
 
+use super::ahead::Ahead;
 use super::{Buffer, Pull, Pulling, Ring, Wrap};
 use crate::device::Stream;
 use crate::error::{Kind, Result};
@@ -8,6 +9,7 @@ impl<P: Pull> Ring<P> {
     /// Brings the ring back to the border after a capture, in which nothing ran: the buffers hold what [`Ring::begin`]
     /// made them hold.
     pub(super) fn restore(&mut self) {
+        self.ahead.iter_mut().for_each(Ahead::restore);
         for at in 0..self.buffers.len() {
             let first = self.first(at);
             if let Some(buffer) = self.buffers.get_mut(at)
@@ -43,6 +45,7 @@ impl<P: Pull> Ring<P> {
             if let Some(Buffer { arrived, .. }) = self.buffers.get(at) {
                 self.device.wait(stream, *arrived)?;
             }
+            self.ahead.as_ref().map_or(Ok(()), |ahead| ahead.before(&*self.device, at, false, stream))?;
         }
         let mut result = launch();
         // A launch that was refused half-way may have changed what the buffers hold, except one that never changes.

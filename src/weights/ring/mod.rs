@@ -31,6 +31,9 @@
 //! graph, also of those that are resident at present, so a layer can become resident or sharded between two launches.
 //! How the graph ends is [`Wrap`]. A graph and single calls can take turns.
 //!
+//! **L2.** With [`RingOptions::prefetch`] the beginning of the next layer's window is brought into the device's L2 when a
+//! layer is left, on a stream of its own, behind the arrival; `ahead` says which edges that needs.
+//!
 //! **Bounds and pace.** A buffer's stream has one pull, so no more copies run at once than there are buffers.
 //! [`RingOptions::parts`] cuts pulls into parts that begin at later points of the compute stream, for engines whose
 //! collectives need the link in between.
@@ -47,6 +50,7 @@
 //! [`Ring::enter`]. A step is captured whole or not at all. Windows have one ring: what others pull into its buffers
 //! it does not know.
 
+mod ahead;
 mod budget;
 mod launch;
 mod options;
@@ -55,13 +59,14 @@ mod rejoin;
 mod resident;
 mod update;
 
-pub use options::{RingOptions, Wrap};
+pub use options::{Prefetch, RingOptions, Wrap};
 pub use pull::Pull;
 
 use super::window::{Windows, refused};
 use crate::device::{Device, Event, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::sync::Arc;
+use ahead::Ahead;
 
 const OPERATION: &str = "ring of weights";
 
@@ -137,6 +142,8 @@ pub struct Ring<P: Pull = Windows> {
     open: Option<Open>,
     /// Ranks that ended.
     lost: Vec<u32>,
+    /// What brings windows into L2, if anything does.
+    ahead: Option<Ahead>,
 }
 
 impl<P: Pull> Ring<P> {
@@ -146,7 +153,8 @@ impl<P: Pull> Ring<P> {
     /// [`Kind::InvalidConfig`] for options that no step can have; [`Kind::Exhausted`] for streams and events.
     pub fn new(device: &Arc<dyn Device>, pulls: P, options: RingOptions) -> Result<Ring<P>> {
         let layers = pulls.layers();
-        if options.micro_batches == 0 || options.parts == 0 || options.draft_layers > layers {
+        let touches = options.prefetch.is_none_or(|it| it.bytes > 0 && it.rate > 0);
+        if options.micro_batches == 0 || options.parts == 0 || options.draft_layers > layers || !touches {
             return Err(Error::new(Kind::InvalidConfig, OPERATION)
                 .at("options")
                 .with("rank", pulls.rank())
@@ -154,7 +162,9 @@ impl<P: Pull> Ring<P> {
                 .with("parts", options.parts as u64)
                 .with("draft layers", options.draft_layers as u64)
                 .with("layers", layers as u64)
-                .hint("pass at least one micro-batch and one part, and no more draft layers than layers"));
+                .with("prefetched bytes", options.prefetch.map_or(0, |it| it.bytes))
+                .with("their rate", options.prefetch.map_or(0, |it| it.rate))
+                .hint("pass at least one micro-batch and one part, and no more draft layers than layers; a prefetch has bytes and a rate"));
         }
         let places: Vec<Option<usize>> = (0..layers).map(|layer| pulls.buffer(layer)).collect();
         let sharded = |layer: &usize| places.get(*layer).is_some_and(Option::is_some);
@@ -184,6 +194,7 @@ impl<P: Pull> Ring<P> {
             readers: vec![Reader::default(); options.micro_batches],
             open: None,
             lost: Vec::new(),
+            ahead: options.prefetch.map(|what| Ahead::new(&**device, what, count)).transpose()?,
         })
     }
 
@@ -317,6 +328,9 @@ impl<P: Pull> Ring<P> {
         {
             // The rank may have ended since the pull began.
             self.alive(pulling.layer)?;
+            if let (0, Some(ahead), Some(own)) = (pulling.enqueued, &self.ahead, self.stream(buffer)) {
+                ahead.before(&*self.device, buffer, pulling.captured, own)?;
+            }
         }
         let Ring { device, pulls, buffers, .. } = self;
         let Some(Buffer { stream, arrived, captured, holds: Some(pulling), .. }) = buffers.get_mut(buffer)
@@ -431,19 +445,25 @@ impl<P: Pull> Ring<P> {
         }
         self.advance(stream)?;
         self.complete(buffer)?;
-        let arrival = self.buffers.get(buffer).and_then(|buffer| Some((buffer, buffer.holds?)));
-        if let Some((Buffer { arrived, captured, .. }, Pulling { captured: inside, .. })) = arrival {
-            match (capturing, inside) {
-                (true, true) => self.device.wait(stream, *captured)?,
-                // The launch waits for what was pulled before the capture.
-                (true, false) => {}
-                (false, _) => self.device.wait(stream, *arrived)?,
-            }
-        }
+        self.await_arrival(buffer, capturing, stream)?;
         if let Some(reader) = self.readers.get_mut(micro_batch) {
             *reader = Reader { inside: true, stream: Some(stream), ..*reader };
         }
         Ok(())
+    }
+
+    /// Makes `stream` wait for what a buffer holds.
+    fn await_arrival(&self, buffer: usize, capturing: bool, stream: Stream) -> Result<()> {
+        let arrival = self.buffers.get(buffer).and_then(|buffer| Some((buffer, buffer.holds?)));
+        let Some((Buffer { arrived, captured, .. }, Pulling { captured: inside, .. })) = arrival else {
+            return Ok(());
+        };
+        match (capturing, inside) {
+            (true, true) => self.device.wait(stream, *captured),
+            // The launch waits for what was pulled before the capture.
+            (true, false) => Ok(()),
+            (false, _) => self.device.wait(stream, *arrived),
+        }
     }
 
     /// A micro-batch's use of a layer ends with the work that is enqueued on `stream` now. When the last micro-batch
@@ -458,22 +478,24 @@ impl<P: Pull> Ring<P> {
             return Err(self.out_of_order(layer, reader, "left without having been entered"));
         }
         let at = reader.next;
-        if let Some(released) = self.buffers.get(buffer).and_then(|own| own.released.get(micro_batch)) {
-            self.device.record(*released, stream)?;
+        let released = self.buffers.get(buffer).and_then(|own| own.released.get(micro_batch)).copied();
+        if let Some(released) = released {
+            self.device.record(released, stream)?;
         }
         if let Some(reader) = self.readers.get_mut(micro_batch) {
             *reader = Reader { next: at + 1, inside: false, ..*reader };
         }
         self.advance(stream)?;
         let all = self.readers.iter().take(open.micro_batches).all(|reader| reader.next > at);
-        let Some((next, wraps)) = self.following(buffer, at, open.uses).filter(|_| all) else {
-            return Ok(());
-        };
+        let Some(released) = released.filter(|_| all) else { return Ok(()) };
         let captured = open.captured.unwrap_or(false);
-        if next == layer || (wraps && captured && self.options.wrap == Wrap::Behind) {
-            return Ok(());
+        if let Some((next, wraps)) = self.following(buffer, at, open.uses)
+            && next != layer
+            && !(wraps && captured && self.options.wrap == Wrap::Behind)
+        {
+            self.pull_behind(buffer, next, open.micro_batches, captured)?;
         }
-        self.pull_behind(buffer, next, open.micro_batches, captured)
+        self.touch_next(at, released, open)
     }
 
     /// Begins the pull of a layer behind the releases of a buffer.
@@ -514,6 +536,7 @@ impl<P: Pull> Ring<P> {
                     self.device.edge(*captured, *own, stream)?;
                 }
             }
+            self.ahead.as_ref().map_or(Ok(()), |ahead| ahead.join(&*self.device, stream))?;
             self.restore();
         }
         self.open = None;

@@ -12,6 +12,18 @@ pub enum Wrap {
     Behind,
 }
 
+/// What a ring brings into L2 of the next layer's window while the engine communicates: [`Device::prefetch`].
+///
+/// [`Device::prefetch`]: crate::device::Device::prefetch
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefetch {
+    /// The first bytes of the window, at least 1; a window that is shorter is touched whole. More than the device's L2
+    /// has room for, beside what the engine moves meanwhile, are in vain.
+    pub bytes: u64,
+    /// Bytes per second, at least 1. What other work needs of the memory's rate at that time is not to be used.
+    pub rate: u64,
+}
+
 /// What a ring is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingOptions {
@@ -25,11 +37,13 @@ pub struct RingOptions {
     pub parts: usize,
     /// How a captured step ends.
     pub wrap: Wrap,
+    /// What is brought into L2 when a layer is left, if anything is.
+    pub prefetch: Option<Prefetch>,
 }
 
 impl Default for RingOptions {
-    /// No draft layers, one micro-batch, pulls in one part, joined in the graph.
+    /// No draft layers, one micro-batch, pulls in one part, joined in the graph, and nothing brought into L2.
     fn default() -> RingOptions {
-        RingOptions { draft_layers: 0, micro_batches: 1, parts: 1, wrap: Wrap::Joined }
+        RingOptions { draft_layers: 0, micro_batches: 1, parts: 1, wrap: Wrap::Joined, prefetch: None }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::device::Stream;
+use crate::device::{Slice, Stream};
 use crate::error::Result;
 use crate::weights::plan::Place;
 use crate::weights::window::Windows;
@@ -35,6 +35,14 @@ pub trait Pull {
 
     /// Whether a pull of the layer reads the memory of this rank.
     fn reads(&self, layer: usize, rank: u32) -> bool;
+
+    /// The layer's window, whose beginning a ring may bring into L2; `None` if there is nothing to bring.
+    ///
+    /// # Errors
+    /// As [`Windows::layer`].
+    fn window(&self, _layer: usize) -> Result<Option<Slice>> {
+        Ok(None)
+    }
 
     /// Checks that it is known what the layer's addresses show, also of a layer that is never pulled.
     ///
@@ -72,6 +80,10 @@ impl<P: Pull + ?Sized> Pull for &P {
 
     fn reads(&self, layer: usize, rank: u32) -> bool {
         P::reads(self, layer, rank)
+    }
+
+    fn window(&self, layer: usize) -> Result<Option<Slice>> {
+        P::window(self, layer)
     }
 
     fn usable(&self, layer: usize) -> Result<()> {
@@ -112,6 +124,10 @@ impl Pull for Windows {
     fn reads(&self, layer: usize, rank: u32) -> bool {
         let plan = self.ordinal(layer).and_then(|ordinal| self.at(ordinal));
         plan.is_ok_and(|(plan, _)| self.others(plan).any(|other| other == rank))
+    }
+
+    fn window(&self, layer: usize) -> Result<Option<Slice>> {
+        self.layer(layer).map(Some)
     }
 
     fn usable(&self, layer: usize) -> Result<()> {

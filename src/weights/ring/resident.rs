@@ -6,7 +6,7 @@ use crate::error::{Error, Kind, Result};
 use crate::weights::window::{Windows, refused};
 
 impl Ring<Windows> {
-    /// Waits until all pulls that were enqueued have run. At the border alone.
+    /// Waits until all pulls and prefetches that were enqueued have run. At the border alone.
     pub(super) fn drain(&self, busy: impl FnOnce(&'static str) -> Error) -> Result<()> {
         if let Some(open) = self.open {
             let what = match open.captured {
@@ -19,7 +19,7 @@ impl Ring<Windows> {
             self.device.record(buffer.paced, buffer.stream)?;
             self.device.synchronize(buffer.paced)?;
         }
-        Ok(())
+        self.ahead.as_ref().map_or(Ok(()), |ahead| ahead.drain(&*self.device))
     }
 
     /// Notes that a layer's mappings have changed, or may have: what its buffer holds is not known to be this layer.
@@ -89,7 +89,7 @@ impl Ring<Windows> {
         self.pulls.verify_layer(layer, stream)
     }
 
-    /// The windows, when nothing is pulled any more. Pulls that were enqueued go on.
+    /// The windows, when nothing is pulled any more. Pulls and prefetches that were enqueued go on.
     pub fn into_windows(self) -> Windows {
         self.pulls
     }
