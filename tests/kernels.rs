@@ -12,6 +12,8 @@ mod image;
 mod model;
 #[path = "kernels/newest.rs"]
 mod newest;
+#[path = "kernels/prefetch.rs"]
+mod prefetch;
 #[path = "kernels/resize.rs"]
 mod resize;
 #[path = "support/skip.rs"]

@@ -5,6 +5,8 @@
 //! The tests time nothing and hold no stream back: they check what the edges allow, not what one run happened to do.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+#[path = "order/prefetch.rs"]
+mod prefetch;
 #[path = "order/reuse.rs"]
 mod reuse;
 #[path = "order/rig.rs"]

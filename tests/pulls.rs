@@ -4,6 +4,8 @@
 
 #[path = "pulls/beside.rs"]
 mod beside;
+#[path = "pulls/l2.rs"]
+mod l2;
 
 use std::fs::File;
 use std::ops::Range;
@@ -89,6 +91,8 @@ struct Priced {
     copies: usize,
     from: Slice,
     to: Slice,
+    /// By layer, if the ring may bring them into L2.
+    windows: Vec<Slice>,
 }
 
 impl Priced {
@@ -98,7 +102,7 @@ impl Priced {
         let peers = device.import_backing(nothing, most, Protection::Read).unwrap();
         let mapped = Mapped { backing: peers, offset: 0, bytes: most };
         let from = device.range(&[mapped], Protection::Read).unwrap();
-        Priced { to: device.allocate(most).unwrap(), from, device, layers, copies }
+        Priced { to: device.allocate(most).unwrap(), from, device, layers, copies, windows: vec![] }
     }
 }
 
@@ -127,6 +131,10 @@ impl Pull for Priced {
     fn pull_some(&self, layer: usize, stream: Stream, mut copies: Range<usize>) -> Result<()> {
         let bytes = bytes(&self.layers[layer].pull.unwrap()) / self.copies as u64;
         copies.try_for_each(|_| self.device.copy(stream, self.from.part(0, bytes)?, self.to.part(0, bytes)?))
+    }
+
+    fn window(&self, layer: usize) -> Result<Option<Slice>> {
+        Ok(self.windows.get(layer).copied())
     }
 
     fn is_whole(&self, _: usize) -> bool {

@@ -1,6 +1,8 @@
 //! Windows of sharded weights: ranks fill, share and pull, and each byte of each window is that of its owner.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+#[path = "windows/ahead.rs"]
+mod ahead;
 #[path = "windows/budget.rs"]
 mod budget;
 #[path = "windows/changes.rs"]

@@ -50,7 +50,6 @@ const Attribute ATTRIBUTES[] = {
     {CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, FIRST_BUS},
     {CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, 2619000},
     {CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 5120},
-    {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 50 << 20},
     {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 2048},
     {CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 3},
     {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
@@ -76,6 +75,7 @@ int attribute(CUdevice_attribute wanted) {
     if (wanted == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) {
         return static_cast<int>(gpu.options.descriptors);
     }
+    if (wanted == CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE) return gpu.options.l2 ? 50 << 20 : 0;
     // The GPU is on the host's last NUMA node.
     if (wanted == CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID) return static_cast<int>(gpu.options.nodes) - 1;
     if (wanted == CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) {

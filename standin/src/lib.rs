@@ -68,6 +68,8 @@ pub struct Options {
     pub granule: u64,
     /// Whether memory that was imported can be reached. Without it, it lies on a device that this one cannot reach.
     pub peer_access: bool,
+    /// Whether the device reports a cache before its memory.
+    pub l2: bool,
 }
 
 impl Default for Options {
@@ -90,6 +92,7 @@ impl Default for Options {
             nodes: 2,
             granule: 2 << 20,
             peer_access: true,
+            l2: true,
         }
     }
 }
@@ -148,6 +151,7 @@ struct RawOptions {
     host_memory: u32,
     nodes: u32,
     peer_access: u32,
+    l2: u32,
 }
 
 /// One driver with its own globals.
@@ -277,6 +281,7 @@ impl Standin {
             host_memory: options.host_memory.into(),
             nodes: options.nodes,
             peer_access: options.peer_access.into(),
+            l2: options.l2.into(),
         };
         // SAFETY: the library copies its argument.
         unsafe { (control.configure)(&raw) };

@@ -26,8 +26,10 @@ fn scenario(standin: &Standin, tickets: &mut Vec<Ticket>) -> Result<()> {
         cache.device.synchronize(cache.event)?;
     }
     cache.prepare(3, &[entry(0, 3), entry(1, 3)], &selection(3, 20))?;
+    let slice = cache.device.allocate(256)?;
     cache.device.capture(cache.stream)?;
-    let enqueued = cache.enqueue().and_then(|()| cache.device.call(cache.stream, std::sync::Arc::new(|| ())));
+    let enqueued = cache.enqueue().and_then(|()| cache.device.prefetch(cache.stream, slice, 1 << 40));
+    let enqueued = enqueued.and_then(|()| cache.device.call(cache.stream, std::sync::Arc::new(|| ())));
     let graph = cache.device.captured(cache.stream);
     let graph = enqueued.and(graph)?;
     cache.device.launch(graph, cache.stream)?;

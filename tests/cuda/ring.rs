@@ -11,7 +11,9 @@ use forebay::device::cuda::CudaDevice;
 use forebay::device::{Device, Event, Graph, Slice, Stream};
 use forebay::os::{Faults, Map, NoFaults};
 use forebay::peer::Links;
-use forebay::weights::{Group, Odd, Plan, Pull, Pulls, Ring, RingOptions, Sharding, Source, Windows, Wrap};
+use forebay::weights::{
+    Group, Odd, Plan, Prefetch, Pull, Pulls, Ring, RingOptions, Sharding, Source, Windows, Wrap,
+};
 use forebay::{Error, Kind, Result};
 use forebay_standin::{Options, Standin};
 
@@ -46,6 +48,9 @@ pub const SMALL: Setup = Setup {
     ring: RingOptions { draft_layers: 0, micro_batches: 1, parts: 1, wrap: Wrap::Joined, prefetch: None },
     draft_passes: 0,
 };
+
+/// Some pages of the next window. On a stand-in the kernel reads them: one that is not mapped ends the test.
+const AHEAD: Option<Prefetch> = Some(Prefetch { bytes: 3 * SAMPLE + 5, rate: 1 << 40 });
 
 impl Setup {
     fn wrapped(self, wrap: Wrap) -> Setup {
@@ -413,7 +418,7 @@ fn late_and_reordered_launches_find_every_layer_in_its_window() {
         let odd = [Odd::ThirdBuffer, Odd::ResidentFirst, Odd::ResidentLast][seed as usize % 3];
         let setup = Setup { layers: 7 + seed as usize, odd, ..SMALL };
         let parts = 1 + seed as usize % 3;
-        let setup = Setup { ring: RingOptions { parts, ..setup.ring }, ..setup };
+        let setup = Setup { ring: RingOptions { parts, prefetch: AHEAD, ..setup.ring }, ..setup };
         replayed(setup.wrapped(wrap).micro_batches(micro_batches), Some(seed), 40);
     }
 }
@@ -598,7 +603,9 @@ fn refused(engine: &mut Engine, standin: &Standin, call: usize) -> (Result<()>, 
 fn a_capture_that_fails_half_way_leaves_the_ring_at_its_border() {
     for (wrap, micro_batches) in [(Wrap::Joined, 2), (Wrap::Behind, 1)] {
         let Some(standin) = own(delayed(Some(5)), "fails a call") else { return };
-        let mut engine = SMALL.wrapped(wrap).micro_batches(micro_batches).alone(standin.library());
+        let setup = SMALL.wrapped(wrap).micro_batches(micro_batches);
+        let ring = RingOptions { prefetch: AHEAD.filter(|_| micro_batches == 2), ..setup.ring };
+        let mut engine = Setup { ring, ..setup }.alone(standin.library());
         let (mut calls, mut copies, mut waits) = (0, 0, 0);
         loop {
             // In a thread of its own, because a context whose removal is refused stays with the thread.

@@ -1,6 +1,8 @@
 //! The ring of sharded weights: each use of a window finds its layer, whatever the layers, ranks, micro-batches, orders
 //! of overlap and draft passes; every edge is needed; misuse is an error that changes nothing.
 
+#[path = "ring/ahead.rs"]
+mod ahead;
 #[path = "ring/misuse.rs"]
 mod misuse;
 #[path = "ring/model.rs"]

@@ -24,6 +24,9 @@ pub struct Faulty {
     copies: AtomicU64,
     /// Whether waits of the host end at once, and nothing learns of them: a caller that forgot them.
     forgets: AtomicBool,
+    /// The stream whose end no wait of the host is for, and each event's last stream.
+    forgotten: Mutex<Option<Stream>>,
+    recorded: Mutex<Vec<(Event, Stream)>>,
     /// The copies that pass before one is refused.
     copies_left: AtomicU64,
     /// What becomes of the next remaps; all others pass.
@@ -45,6 +48,8 @@ impl Faulty {
             gate: slow.then(Gate::default),
             copies: AtomicU64::new(0),
             forgets: AtomicBool::new(false),
+            forgotten: Mutex::default(),
+            recorded: Mutex::default(),
             copies_left: AtomicU64::new(u64::MAX),
             remaps: Mutex::default(),
             leaves_out: AtomicBool::new(false),
@@ -57,6 +62,11 @@ impl Faulty {
 
     pub fn forget(&self, forgets: bool) {
         self.forgets.store(forgets, Ordering::Relaxed);
+    }
+
+    /// Waits of the host for this stream end at once.
+    pub fn forget_stream(&self, stream: Stream) {
+        *self.forgotten.lock().unwrap() = Some(stream);
     }
 
     /// Refuses one copy, after `passing` others.
@@ -215,8 +225,17 @@ impl Device for Faulty {
         self.device.copy(stream, from, to)
     }
 
+    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+        self.recorded.lock().unwrap().push((event, stream));
+        self.device.record(event, stream)
+    }
+
     fn synchronize(&self, event: Event) -> Result<()> {
-        if self.forgets.load(Ordering::Relaxed) {
+        let recorded = self.recorded.lock().unwrap();
+        let stream = recorded.iter().rfind(|(known, _)| *known == event).map(|(_, stream)| *stream);
+        drop(recorded);
+        let forgotten = *self.forgotten.lock().unwrap();
+        if self.forgets.load(Ordering::Relaxed) || (stream.is_some() && stream == forgotten) {
             return Ok(());
         }
         if let Some(gate) = &self.gate {
@@ -244,7 +263,6 @@ impl Device for Faulty {
         export(backing: Backing, protection: Protection) -> Result<OwnedFd>;
         stream() -> Result<Stream>;
         event() -> Result<Event>;
-        record(event: Event, stream: Stream) -> Result<()>;
         wait(stream: Stream, event: Event) -> Result<()>;
         query(event: Event) -> Result<bool>;
         prefetch(stream: Stream, slice: Slice, rate: u64) -> Result<()>;

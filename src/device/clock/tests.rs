@@ -6,6 +6,7 @@ use crate::geometry::{Geometry, Shape};
 use crate::ids::{Lane, MicroBatch};
 use crate::residency::{QueryRange, TableShape};
 
+mod l2;
 mod oracle;
 mod peers;
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use forebay::weights::Wrap;
+use forebay::weights::{RingOptions, Wrap};
 use forebay::{Cache, Config, Kind, Memory, Shape};
 use forebay_standin::Options;
 
-use super::{Engine, SMALL, delayed};
+use super::{AHEAD, Engine, SMALL, Setup, delayed};
 use crate::rig::{driver, own};
 
 #[test]
@@ -81,6 +81,29 @@ fn a_layer_is_remapped_behind_the_pulls_that_are_under_way() {
         let refused = engine.ring.make_resident(engine.first_layers()[1], first).is_err();
         let unmapped = standin.calls_of(c"cuMemUnmap") > before;
         standin.let_go(own.0);
+        assert_eq!((refused, unmapped), (waits, !waits));
+    }
+}
+
+/// Nor to a change under a prefetch: it has to be over, when all pulls are.
+#[test]
+fn a_layer_is_remapped_behind_the_prefetch_that_is_under_way() {
+    for waits in [true, false] {
+        let Some(standin) = own(delayed(None), "tells of a wait that never ends") else { return };
+        let ring = RingOptions { prefetch: AHEAD, ..SMALL.ring };
+        let mut engine = Setup { ring, ..SMALL }.alone(standin.library());
+        let (ahead, first) = (engine.ring.prefetch_stream().unwrap(), engine.streams[0]);
+        if waits {
+            standin.hold(ahead.0);
+        }
+        engine.begin().unwrap();
+        engine.enter(0, 0).unwrap();
+        engine.leave(0, 0).unwrap();
+        engine.ring.abandon().unwrap();
+        let before = standin.calls_of(c"cuMemUnmap");
+        let refused = engine.ring.make_resident(1, first).is_err();
+        let unmapped = standin.calls_of(c"cuMemUnmap") > before;
+        standin.let_go(ahead.0);
         assert_eq!((refused, unmapped), (waits, !waits));
     }
 }

@@ -178,6 +178,10 @@ impl Pull for Model {
         Ok(())
     }
 
+    fn window(&self, layer: usize) -> Result<Option<Slice>> {
+        Ok(self.others(layer))
+    }
+
     fn is_whole(&self, layer: usize) -> bool {
         self.resident[layer]
     }

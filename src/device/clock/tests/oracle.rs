@@ -24,7 +24,7 @@ struct Item {
 
 fn machine(copy_engines: u32, duplex: f64) -> Machine {
     let copy_engines = [copy_engines, copy_engines, 3 - copy_engines];
-    Machine { link: [1.0, 0.5, 0.7], duplex, copy_engines, memory: f64::INFINITY }
+    Machine { link: [1.0, 0.5, 0.7], duplex, copy_engines, memory: f64::INFINITY, l2: None }
 }
 
 /// The ends by the clock.
@@ -41,7 +41,8 @@ fn by_clock(items: &[Item], streams: usize, machine: Machine) -> Vec<f64> {
         }
         let label = Label { name: "", layer: None, micro_batch: None };
         let (gap_ns, effect) = (item.gap, Some(number));
-        let operation = Operation { label, work: item.work, gap_ns, early: false, counts: true, effect };
+        let operation =
+            Operation { label, work: item.work, gap_ns, early: false, counts: true, effect, touches: vec![] };
         timeline.operation(item.stream, operation);
     }
     loop {
