@@ -305,6 +305,7 @@ impl FbWeightsConfig {
             micro_batches: self.micro_batches.max(1) as usize,
             parts: self.parts.max(1) as usize,
             wrap,
+            ..RingOptions::default()
         })
     }
 

@@ -85,7 +85,7 @@ def started(job: Job, folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
     finally:
         for process in ranks:
             process.kill()
-            process.communicate()
+            process.wait()
 
 
 def lines(job: Job, folder: Path) -> list[Line]:

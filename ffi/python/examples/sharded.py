@@ -22,7 +22,7 @@ from typing import Any
 
 import forebay
 import numpy as np
-from arrays import Arrays, arrays
+from arrays import Arrays, Numpy, arrays
 from engine import Decoder, Request, Resident, requests
 from offloaded import Offloaded
 from smollm2 import Floats, Ids, Model, Stored
@@ -54,6 +54,14 @@ class Job:
     device: str
     driver: str | None
     flip: int | None  # for tests: a rank that fills one wrong bit
+
+
+class Threads(Numpy):
+    """Rows in host memory, which the device's threads write beside the engine: it waits before it looks."""
+
+    def ready(self, device: forebay.Device, stream: Any) -> None:
+        """See `Arrays`."""
+        device.wait(stream)
 
 
 class Sharded(Model):
@@ -195,7 +203,10 @@ class Line:
 
 def run(job: Job, rank: int, folder: Path) -> Line:
     """One rank, from the weights to the comparison."""
-    source, place = Stored(Path(job.weights)), arrays(job.device, Path(job.driver) if job.driver else None)
+    source = Stored(Path(job.weights))
+    # Pulls run on threads, so that they hide behind computation.
+    on_host = job.device == "host"
+    place = Threads() if on_host else arrays(job.device, Path(job.driver) if job.driver else None)
     with place.device(True) as device:
         model = Sharded(source, place, device, job, rank)
         served = Served(model.share(folder))
