@@ -350,6 +350,60 @@ fn a_panic_breaks_the_object_in_a_change_but_not_in_a_read() {
 }
 
 #[test]
+fn a_call_on_two_objects_has_both_alone() {
+    let ((one, _), (other, ended)) = (pair(), pair());
+    let pear = give(|| Ok(Pear)).unwrap();
+    let both = change(one, |one| {
+        one.one += 1;
+        let inside = with_changed(pear, |_| {
+            assert_eq!((read(pear, look), change(pear, touch)), (FbStatus::FbBusy, FbStatus::FbBusy));
+            assert_eq!(change(other, touch), FbStatus::FbOk, "a third one is free");
+            with_changed(other, |other| {
+                other.one = one.one + 6;
+                Ok(other.one)
+            })
+        });
+        assert_eq!((inside, read(pear, look)), (Ok(7), FbStatus::FbOk));
+        Ok(())
+    });
+    assert_eq!(both, FbStatus::FbOk);
+    // One that is in use, ended, null or of another kind is the call's error, and nothing is done.
+    let refused = |handle: *mut Pair, kind, words: &str| {
+        let found = change(pear, |_| with_changed(handle, |_: &mut Pair| -> Result<()> { panic!("called") }));
+        assert_eq!(found, kind);
+        assert!(text_of(pear).contains(words), "{}", text_of(pear));
+    };
+    let read_by = read(other, |_| {
+        refused(other, FbStatus::FbBusy, "pair; another call is inside");
+        Ok(())
+    });
+    assert_eq!(read_by, FbStatus::FbOk);
+    refused(null_mut(), FbStatus::FbInvalidConfig, "not null");
+    refused(pear.cast(), FbStatus::FbInvalidConfig, "of this kind");
+    assert_eq!((end(other, touch), ended.load(Ordering::Relaxed)), (FbStatus::FbOk, 1));
+    refused(other, FbStatus::FbClosed, "destroyed");
+    assert_eq!((end(one, touch), end(pear, touch)), (FbStatus::FbOk, FbStatus::FbOk));
+}
+
+#[test]
+fn an_error_inside_a_second_object_breaks_none_and_a_panic_breaks_both() {
+    let ((one, one_ended), pear) = (pair(), give(|| Ok(Pear)).unwrap());
+    let failed = change(pear, |_| with_changed(one, |_| Err::<(), _>(Error::new(Kind::Io, "inside"))));
+    assert_eq!((failed, read(one, look), read(pear, look)), (FbStatus::FbIo, FbStatus::FbOk, FbStatus::FbOk));
+    assert!(text_of(pear).starts_with("inside") && text_of(one).is_empty(), "the text is the first one's");
+    let panicked = change(pear, |_| {
+        with_changed(one, |_| -> Result<()> { panic!("shown on standard error: this test means to") })
+    });
+    assert_eq!(panicked, FbStatus::FbInternal);
+    assert_eq!((change(one, touch), change(pear, touch)), (FbStatus::FbInternal, FbStatus::FbInternal));
+    for text in [text_of(one), text_of(pear)] {
+        assert!(text.starts_with("call: internal error: the library broke"), "{text}");
+    }
+    assert_eq!((end(one, touch), end(pear, touch)), (FbStatus::FbOk, FbStatus::FbOk));
+    assert_eq!(one_ended.load(Ordering::Relaxed), 0, "an object that a panic left is not ended");
+}
+
+#[test]
 fn an_object_keeps_the_text_of_its_own_last_failure() {
     let (one, other) = (pair().0, pair().0);
     assert_eq!(text_of(one), "");

@@ -11,6 +11,7 @@ mod forked;
 mod prefix;
 mod sequence;
 mod sizes;
+mod weights;
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
@@ -215,6 +216,12 @@ fn structs_have_no_padding() {
         (size_of::<FbBatchRow>(), 1, 2),
         (size_of::<FbStepConfig>(), 3, 4),
         (size_of::<FbRetired>(), 4, 0),
+        (size_of::<crate::weights::FbTensor>(), 3, 2),
+        (size_of::<crate::weights::FbWeightsConfig>(), 6, 12),
+        (size_of::<crate::weights::FbWeightsFootprint>(), 12, 4),
+        (size_of::<crate::weights::FbLayerWeights>(), 4, 6),
+        (size_of::<crate::links::FbLinksConfig>(), 6, 4),
+        (size_of::<crate::links::FbLinksEvent>(), 1, 4),
     ] {
         assert_eq!(size, words * WORD + halves * WORD / 2);
     }

@@ -3,11 +3,13 @@
 use super::*;
 use crate::capture::*;
 use crate::choice::*;
+use crate::links::*;
 use crate::overlap::*;
 use crate::plan::*;
 use crate::requests::*;
 use crate::selections::*;
 use crate::trace::*;
+use crate::weights::*;
 
 fn required<T: Versioned>() -> (&'static str, usize, usize) {
     (T::NAME, T::REQUIRED, size_of::<T>())
@@ -42,6 +44,12 @@ fn the_sizes_that_callers_must_state_do_not_change() {
         (required::<FbTraceHeader>(), 56),
         (required::<FbPlanConfig>(), 28),
         (required::<FbPlanned>(), 136),
+        (required::<FbTensor>(), 28),
+        (required::<FbWeightsConfig>(), 44),
+        (required::<FbWeightsFootprint>(), 112),
+        (required::<FbLayerWeights>(), 52),
+        (required::<FbLinksConfig>(), 16),
+        (required::<FbLinksEvent>(), 24),
     ];
     for ((name, required, size), recorded) in found {
         assert!(required == recorded && required <= size, "{name}: {required} of {size}");
