@@ -83,17 +83,24 @@ fn rank(rank: u32, socket: UnixStream) -> Result<String> {
     Ok(format!("{rank:>4} {:>9} {:>9} {buffers:>9} {saved:>9}", held.resident, held.shards))
 }
 
-fn main() -> Result<()> {
+/// What both ranks hold, as a table.
+pub fn table() -> Result<String> {
     let failed = |_| Error::new(Kind::Io, "example").at("socketpair");
     let (a, b) = UnixStream::pair().map_err(failed)?;
-    println!("rank  resident     parts   buffers     saved   (bytes of {})", LAYERS * BYTES);
+    let mut table = format!("rank  resident     parts   buffers     saved   (bytes of {})\n", LAYERS * BYTES);
     thread::scope(|scope| {
         let ranks = [a, b].into_iter().zip(0..).map(|(socket, own)| scope.spawn(move || rank(own, socket)));
         for thread in ranks.collect::<Vec<_>>() {
             let line =
                 thread.join().map_err(|_| Error::new(Kind::Internal, "example").at("a rank ended"))??;
-            println!("{line}");
+            table.push_str(&line);
+            table.push('\n');
         }
-        Ok(())
+        Ok(table)
     })
+}
+
+pub fn main() -> Result<()> {
+    print!("{}", table()?);
+    Ok(())
 }

@@ -27,6 +27,9 @@ typedef union {
     fb_choice choice;
     fb_trace_header trace_header;
     fb_planned planned;
+    fb_weights_footprint weights_footprint;
+    fb_layer_weights layer_weights;
+    fb_links_event links_event;
 } answers;
 
 /* One handle of each kind, and the arguments of calls. */
@@ -38,6 +41,9 @@ typedef struct {
     fb_trace *trace;
     fb_requests *requests;
     fb_selections *selections;
+    fb_weights *weights;
+    fb_links *links;
+    fb_update *update;
     uint64_t sequence;
     fb_step step;
     uint32_t ids[PAGE];
@@ -50,7 +56,8 @@ typedef struct {
 
 static const char CALLS_TRACE[] = "calls.topk", CALLS_REQUESTS[] = "calls.jsonl", CALLS_NEW[] = "calls.new";
 
-typedef enum { NO_HANDLE, DEVICE, CACHE, TICKET, CHOOSER, TRACE, REQUESTS, SELECTIONS, CAPTURED, KINDS } kind;
+typedef enum { NO_HANDLE, DEVICE, CACHE, TICKET, CHOOSER, TRACE, REQUESTS, SELECTIONS,
+               WEIGHTS, LINKS, UPDATE, CAPTURED, KINDS } kind;
 
 typedef struct {
     const char *name;
@@ -349,6 +356,110 @@ TRY(plan) {
     return fb_plan(P(1, &config), NULL, 0, P(2, FILL(planned)));
 }
 
+/* Weights of one rank: two layers of one tensor, which are sharded over nobody. */
+static const char CALLS_TENSOR[] = "o_proj";
+enum { CALLS_TENSOR_BYTES = 3000 };
+static const unsigned char CALLS_BYTES[CALLS_TENSOR_BYTES];
+
+typedef struct {
+    fb_tensor tensors[2];
+    const char *patterns[1];
+    fb_weights_config config;
+} calls_model;
+
+static inline void calls_weights(calls_model *model) {
+    fb_tensor tensor = SIZED(fb_tensor);
+    fb_weights_config config = SIZED(fb_weights_config);
+    tensor.name = CALLS_TENSOR;
+    tensor.bytes = CALLS_TENSOR_BYTES;
+    for (uint32_t layer = 0; layer < 2; layer++) {
+        model->tensors[layer] = tensor;
+        model->tensors[layer].layer = layer;
+    }
+    model->patterns[0] = CALLS_TENSOR;
+    config.tensors = model->tensors;
+    config.tensor_count = 2;
+    config.patterns = model->patterns;
+    config.pattern_count = 1;
+    config.layers = 2;
+    config.ranks = 1;
+    model->config = config;
+}
+
+TRY(weights_plan) {
+    calls_model model;
+    calls_weights(&model);
+    model.config.tensors = P(3, model.config.tensors);
+    model.config.patterns = P(4, model.config.patterns);
+    model.tensors[1].name = P(5, model.tensors[1].name);
+    model.patterns[0] = P(6, model.patterns[0]);
+    return fb_weights_plan(handle, P(1, &model.config), NULL, 0, P(2, FILL(weights_footprint)));
+}
+TRY(weights_create) {
+    calls_model model;
+    calls_weights(&model);
+    return fb_weights_create(handle, P(1, &model.config), NULL, 0, P(2, (fb_weights **)&w->out.pointer));
+}
+TRY(weights_destroy) { return UNUSED, fb_weights_destroy(handle); }
+TRY(weights_fill) {
+    UNUSED;
+    return fb_weights_fill(handle, 0, P(1, CALLS_TENSOR), P(2, CALLS_BYTES), CALLS_TENSOR_BYTES, NULL);
+}
+TRY(weights_verify) { return UNUSED, fb_weights_verify(handle, 0, NULL); }
+TRY(weights_layer) { return fb_weights_layer(handle, 0, P(1, FILL(layer_weights))); }
+TRY(weights_tensor) {
+    return fb_weights_tensor(handle, 0, P(1, CALLS_TENSOR), P(2, &w->out.pointer),
+                             P(3, (uint64_t *)(w->out.bytes + 64)));
+}
+TRY(weights_bytes) { return fb_weights_bytes(handle, P(1, &w->out.number)); }
+TRY(weights_make_resident) { return UNUSED, fb_weights_make_resident(handle, 0, NULL); }
+TRY(weights_make_sharded) { return UNUSED, fb_weights_make_sharded(handle, 0); }
+TRY(weights_shrink) { return UNUSED, fb_weights_shrink(handle, 1ull << 40, NULL); }
+TRY(weights_grow) { return UNUSED, fb_weights_grow(handle, 0, NULL, NULL); }
+TRY(weights_begin) { return UNUSED, fb_weights_begin(handle, 1, 0); }
+TRY(weights_enter) { return UNUSED, fb_weights_enter(handle, 0, 0, NULL); }
+TRY(weights_leave) { return UNUSED, fb_weights_leave(handle, 0, 0, NULL); }
+TRY(weights_advance) { return UNUSED, fb_weights_advance(handle, NULL); }
+TRY(weights_end) { return UNUSED, fb_weights_end(handle, NULL); }
+TRY(weights_abandon) { return UNUSED, fb_weights_abandon(handle); }
+static inline uint32_t calls_launch(void *data, void *stream) {
+    (void)data;
+    (void)stream;
+    return FB_INTERNAL;
+}
+TRY(weights_launch) { return UNUSED, fb_weights_launch(handle, NULL, P(1, calls_launch), NULL); }
+TRY(weights_lost) { return UNUSED, fb_weights_lost(handle, 7); }
+static inline fb_links_config calls_links(void) {
+    fb_links_config config = SIZED(fb_links_config);
+    config.folder = ".";
+    return config;
+}
+TRY(links_meet) {
+    fb_links_config config = calls_links();
+    config.folder = P(3, config.folder);
+    return fb_links_meet(handle, P(1, &config), NULL, P(2, (fb_links **)&w->out.pointer));
+}
+TRY(weights_share) { return fb_weights_share(handle, P(1, w->links), NULL, 0); }
+TRY(weights_reattach) { return fb_weights_reattach(handle, P(1, w->links), 7, 0); }
+TRY(links_poll) { return fb_links_poll(handle, 0, NULL, 0, P(1, FILL(links_event))); }
+TRY(links_readmit) { return fb_links_readmit(handle, 0, P(1, FILL(links_event))); }
+TRY(links_end) { return UNUSED, fb_links_end(handle); }
+TRY(links_destroy) { return UNUSED, fb_links_destroy(handle); }
+TRY(update_create) {
+    const uint32_t layer = 0;
+    return fb_update_create(handle, 2, P(1, &layer), 1, 1ull << 30, P(2, (fb_update **)&w->out.pointer));
+}
+TRY(update_fill) {
+    UNUSED;
+    return fb_update_fill(handle, 0, P(1, CALLS_TENSOR), P(2, CALLS_BYTES), CALLS_TENSOR_BYTES, NULL);
+}
+TRY(update_share) { return fb_update_share(handle, P(1, w->links), NULL, 0); }
+TRY(update_verify) { return UNUSED, fb_update_verify(handle, 0, NULL); }
+TRY(update_destroy) { return UNUSED, fb_update_destroy(handle); }
+TRY(weights_commit) {
+    return fb_weights_commit(handle, P(1, w->update), P(2, w->links), 1, NULL, 0, P(3, &w->out.word), NULL, 0);
+}
+
 #define CALL(name, on, pointers) \
     { "fb_" #name, on, pointers, try_##name }
 
@@ -383,13 +494,24 @@ static const call CALLS[] = {
     CALL(requests_finish, REQUESTS, 0), CALL(requests_destroy, REQUESTS, 0), CALL(selections_open, NO_HANDLE, 2),
     CALL(selections_header, SELECTIONS, 1), CALL(selections_text, SELECTIONS, 0),
     CALL(selections_layer_ids, SELECTIONS, 2), CALL(selections_read, SELECTIONS, 1),
-    CALL(selections_destroy, SELECTIONS, 0), CALL(plan, NO_HANDLE, 3), CALL(error_text, KINDS, 0),
+    CALL(selections_destroy, SELECTIONS, 0), CALL(plan, NO_HANDLE, 3), CALL(weights_plan, DEVICE, 6),
+    CALL(weights_create, DEVICE, 2), CALL(weights_fill, WEIGHTS, 2), CALL(weights_verify, WEIGHTS, 0),
+    CALL(weights_layer, WEIGHTS, 1), CALL(weights_tensor, WEIGHTS, 3), CALL(weights_bytes, WEIGHTS, 1),
+    CALL(weights_make_resident, WEIGHTS, 0), CALL(weights_make_sharded, WEIGHTS, 0), CALL(weights_shrink, WEIGHTS, 0),
+    CALL(weights_grow, WEIGHTS, 0), CALL(weights_begin, WEIGHTS, 0), CALL(weights_enter, WEIGHTS, 0),
+    CALL(weights_leave, WEIGHTS, 0), CALL(weights_advance, WEIGHTS, 0), CALL(weights_end, WEIGHTS, 0),
+    CALL(weights_abandon, WEIGHTS, 0), CALL(weights_launch, WEIGHTS, 1), CALL(weights_lost, WEIGHTS, 0),
+    CALL(links_meet, WEIGHTS, 3), CALL(weights_share, WEIGHTS, 1), CALL(weights_reattach, WEIGHTS, 1),
+    CALL(weights_commit, WEIGHTS, 3), CALL(weights_destroy, WEIGHTS, 0), CALL(links_poll, LINKS, 1),
+    CALL(links_readmit, LINKS, 1), CALL(links_end, LINKS, 0), CALL(links_destroy, LINKS, 0),
+    CALL(update_create, WEIGHTS, 2), CALL(update_fill, UPDATE, 2), CALL(update_share, UPDATE, 1),
+    CALL(update_verify, UPDATE, 0), CALL(update_destroy, UPDATE, 0), CALL(error_text, KINDS, 0),
 };
 enum { CALL_COUNT = sizeof CALLS / sizeof CALLS[0] };
 
 static inline void *handle_of(const world *w, kind of) {
     void *handles[KINDS] = {NULL, w->device, w->cache, w->ticket, w->chooser, w->trace, w->requests, w->selections,
-                            NULL};
+                            w->weights, w->links, w->update, NULL};
     return of < KINDS ? handles[of] : NULL;
 }
 
@@ -426,6 +548,25 @@ static inline void make_files(world *w) {
     IS(FB_OK, fb_requests_create(CALLS_REQUESTS, 16, NULL, 0, &w->requests));
 }
 
+/* Weights of one rank that were shared, its sessions with nobody, and an update that is being filled. */
+static inline void make_weights(world *w) {
+    calls_model model;
+    fb_links_config links = calls_links();
+    const uint32_t layer = 0;
+    char text[256] = "";
+    calls_weights(&model);
+    /* Two worlds at once are two groups. */
+    static uint64_t group;
+    model.config.group = ++group;
+    IS(FB_OK, fb_weights_create(w->device, &model.config, text, sizeof text, &w->weights));
+    for (uint32_t at = 0; at < 2; at++) {
+        OK(w->weights, fb_weights_fill(w->weights, at, CALLS_TENSOR, CALLS_BYTES, CALLS_TENSOR_BYTES, NULL));
+    }
+    OK(w->weights, fb_links_meet(w->weights, &links, NULL, &w->links));
+    OK(w->weights, fb_weights_share(w->weights, w->links, NULL, 1000));
+    OK(w->weights, fb_update_create(w->weights, 1, &layer, 1, 1ull << 30, &w->update));
+}
+
 /* A world with one of everything, including a joined sequence and an open step. */
 static inline void make_world(world *w) {
     story of;
@@ -448,6 +589,7 @@ static inline void make_world(world *w) {
     chooser.tables_max = 1;
     IS(FB_OK, fb_chooser_create(&chooser, NULL, 0, &w->chooser));
     make_files(w);
+    make_weights(w);
     w->step = begin_step(w->cache, &of, 1, 1, NULL);
 }
 
@@ -464,6 +606,9 @@ static inline void end_world(world *w) {
     OK(w->trace, fb_trace_destroy(w->trace));
     OK(w->requests, fb_requests_destroy(w->requests));
     OK(w->selections, fb_selections_destroy(w->selections));
+    OK(w->update, fb_update_destroy(w->update));
+    OK(w->links, fb_links_destroy(w->links));
+    OK(w->weights, fb_weights_destroy(w->weights));
     end_all(w->device, w->cache);
     (void)remove(CALLS_TRACE);
     (void)remove(CALLS_REQUESTS);

@@ -60,6 +60,12 @@ static void fill_plan(world *w, void *with) {
     config.context = 10000;
     *(fb_plan_config *)with = config;
 }
+static calls_model the_model;
+static void fill_weights(world *w, void *with) {
+    (void)w;
+    calls_weights(&the_model);
+    *(fb_weights_config *)with = the_model.config;
+}
 static void fill_nothing(world *w, void *with) {
     (void)w;
     (void)with;
@@ -119,6 +125,21 @@ static fb_status try_planning(world *w, void *with) {
     (void)w;
     return fb_plan((const fb_plan_config *)with, NULL, 0, &planned);
 }
+static fb_status try_weights(world *w, void *with) {
+    fb_weights_footprint footprint = SIZED(fb_weights_footprint);
+    return fb_weights_plan(w->device, (const fb_weights_config *)with, NULL, 0, &footprint);
+}
+static fb_status try_weights_footprint(world *w, void *with) {
+    calls_model model;
+    calls_weights(&model);
+    return fb_weights_plan(w->device, &model.config, NULL, 0, (fb_weights_footprint *)with);
+}
+static fb_status try_layer_weights(world *w, void *with) {
+    return fb_weights_layer(w->weights, 0, (fb_layer_weights *)with);
+}
+static fb_status try_links_event(world *w, void *with) {
+    return fb_links_poll(w->links, 0, NULL, 0, (fb_links_event *)with);
+}
 static fb_status try_stats(world *w, void *with) { return fb_cache_stats(w->cache, (fb_stats *)with); }
 static fb_status try_info(world *w, void *with) { return fb_cache_info(w->cache, (fb_info *)with); }
 static fb_status try_sequence_length(world *w, void *with) {
@@ -135,6 +156,11 @@ static const sized STRUCTS[] = {
     {"fb_step_config", sizeof(fb_step_config), 0, offsetof(fb_step_config, accepted), try_step, fill_step},
     {"fb_step_range", sizeof(fb_step_range), 0, offsetof(fb_step_range, first), try_range, fill_range},
     {"fb_plan_config", sizeof(fb_plan_config), 0, offsetof(fb_plan_config, batch), try_planning, fill_plan},
+    {"fb_weights_config", sizeof(fb_weights_config), 0, offsetof(fb_weights_config, source), try_weights, fill_weights},
+    {"fb_weights_footprint", sizeof(fb_weights_footprint), 1, 0, try_weights_footprint, fill_nothing},
+    {"fb_layer_weights", sizeof(fb_layer_weights), 1, offsetof(fb_layer_weights, reserved), try_layer_weights,
+     fill_nothing},
+    {"fb_links_event", sizeof(fb_links_event), 1, 0, try_links_event, fill_nothing},
     {"fb_stats", sizeof(fb_stats), 1, offsetof(fb_stats, slots_in_use), try_stats, fill_nothing},
     {"fb_info", sizeof(fb_info), 1, 0, try_info, fill_nothing},
     {"fb_sequence_length", sizeof(fb_sequence_length), 1, offsetof(fb_sequence_length, parked), try_sequence_length,

@@ -1,5 +1,5 @@
-//! Tests that the programs on the page about embedding run: here those in C and C++, compiled against an installed
-//! library. `tests/integration.rs` tests the Rust one; the Python package's tests have theirs.
+//! Tests that the programs on the pages about embedding and about sharded weights run: here those in C and C++, compiled
+//! against an installed library. `tests/integration.rs` tests the Rust one; the Python package's tests have theirs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -12,14 +12,15 @@ mod library;
 
 use library::{installed, root, succeed, target};
 
-/// The programs' output as the page shows it.
-fn printed() -> String {
-    let page = std::fs::read_to_string(root().join("docs/integration.md")).unwrap();
-    let (_, shown) = page.split_once("```text\n").expect("the page shows the output");
+/// The output of programs as a page shows it: the first listing of plain text behind a heading.
+fn printed(page: &str, heading: &str) -> String {
+    let page = std::fs::read_to_string(root().join("docs").join(page)).unwrap();
+    let (_, section) = page.split_once(heading).expect("the page has the section");
+    let (_, shown) = section.split_once("```text\n").expect("the page shows the output");
     shown.split_once("```").unwrap().0.to_owned()
 }
 
-fn run(compiler: &str, standard: &str, source: &str) {
+fn run(compiler: &str, standard: &str, source: &str, wanted: &str) {
     if !gcc::is_there(compiler) {
         return;
     }
@@ -27,18 +28,23 @@ fn run(compiler: &str, standard: &str, source: &str) {
     let mut build = Command::new(compiler);
     build.arg(standard).args(["-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-o"]).arg(&program);
     build.arg(root().join("examples/integration").join(source)).arg("-I").arg(prefix.join("include"));
-    build.arg("-L").arg(prefix.join("lib")).arg("-lforebay");
+    build.arg("-L").arg(prefix.join("lib")).args(["-lforebay", "-lpthread"]);
     build.arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
     succeed(build);
-    assert_eq!(succeed(Command::new(program)), printed());
+    assert_eq!(succeed(Command::new(program)), wanted);
 }
 
 #[test]
 fn the_listing_in_c_prints_the_output_of_the_page() {
-    run("gcc", "-std=c11", "decode.c");
+    run("gcc", "-std=c11", "decode.c", &printed("integration.md", "# "));
 }
 
 #[test]
 fn the_listing_in_cpp_prints_the_output_of_the_page() {
-    run("g++", "-std=c++17", "decode.cpp");
+    run("g++", "-std=c++17", "decode.cpp", &printed("integration.md", "# "));
+}
+
+#[test]
+fn the_program_of_sharded_weights_in_c_prints_the_table_of_the_page() {
+    run("gcc", "-std=c11", "weights.c", &printed("weights.md", "### From C and Python\n"));
 }
