@@ -108,8 +108,8 @@ def read(value: Any) -> Placed:
 
 
 def on_cuda(array: np.ndarray[Any, Any], number: int, readonly: bool = False) -> Any:
-    """A capsule of an array at an address of CUDA device `number`. NumPy does not read the array for it. `readonly`: one
-    of DLPack 1.0 that says so, where NumPy makes such capsules (2.1 and newer).
+    """A capsule of an array at an address of CUDA device `number`. NumPy does not read the array for it. `readonly`:
+    one of DLPack 1.0 that says so, where NumPy makes such capsules (2.1 and newer).
     """
     try:
         capsule = array.__dlpack__(max_version=(1, 0)) if readonly else array.__dlpack__()

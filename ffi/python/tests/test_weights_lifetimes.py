@@ -1,0 +1,362 @@
+"""Lives of shared weights: views that outlive them, tensors that a copy reads, processes that die and come back."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import pytest
+
+import forebay
+from conftest import ROOT
+from ranks import LAYERS, NAME, WAIT, Rank, content, group
+from test_lifetimes import run
+from test_ownership import Gate
+
+WHOLE = [True] * LAYERS
+# The head of a script: two ranks that have shared, in a process of their own.
+PAIR = """
+import pathlib, tempfile
+from ranks import BYTES, LAYERS, NAME, WAIT, Rank, content, each, group
+
+def pair(threads=False):
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = group(pathlib.Path(folder), [forebay.HostDevice(threads=threads) for _ in range(2)])
+    for rank in ranks:
+        given.extend([rank.device._handle.pointer, rank.weights._pointer, rank.links._pointer])
+    return ranks
+"""
+
+
+@pytest.fixture
+def later() -> Iterator[tuple[Rank, Callable[[], Gate]]]:
+    """A rank alone whose device works later, and what holds its stream."""
+    rank, gates = Rank(0, 1, forebay.HostDevice(threads=True)), []
+
+    def hold() -> Gate:
+        gates.append(Gate(rank.device, None))
+        return gates[-1]
+
+    yield rank, hold
+    for gate in gates:
+        gate.opened.set()
+    rank.close()
+
+
+def filled(fill: Callable[..., object], layer: int = 0, version: int = 0) -> weakref.ref[Any]:
+    """Fills a layer from a tensor that nothing else keeps."""
+    tensor = content(layer, version)
+    fill(layer, NAME, tensor)
+    return weakref.ref(tensor)
+
+
+def test_a_tensor_lives_until_its_copy_has_run_and_no_longer(later: tuple[Rank, Callable[[], Gate]]) -> None:
+    rank, hold = later
+    first = filled(rank.weights.fill)
+    rank.device.wait()
+    # It is released on this thread, by a later call: never on a thread of the device.
+    second = filled(rank.weights.fill, 1)
+    assert first() is None
+    gate = hold()
+    third, fourth = filled(rank.weights.fill, 2), filled(rank.weights.fill, 3)
+    gc.collect()
+    assert third() is not None and fourth() is not None
+    gate.open()
+    assert (second(), third(), fourth()) == (None, None, None)
+    assert not rank.device._handle.lent and not rank.device._handle.copied
+
+
+def test_a_tensor_that_was_refused_at_the_door_is_released(later: tuple[Rank, Callable[[], Gate]]) -> None:
+    rank, hold = later
+    gate = hold()
+
+    def refuse(layer: int, name: str, tensor: Any) -> None:
+        with pytest.raises(forebay.OutOfRange):
+            rank.weights.fill(layer + LAYERS, name, tensor)
+
+    # Another refusal may have enqueued a part: its tensor is kept behind what the stream does now.
+    kept = filled(refuse)
+    assert kept() is not None
+    rank.weights.close()
+
+    def closed(layer: int, name: str, tensor: Any) -> None:
+        with pytest.raises(forebay.Closed):
+            rank.weights.fill(layer, name, tensor)
+
+    assert filled(closed)() is None
+    gate.open()
+    assert kept() is None
+
+
+@pytest.mark.parametrize("how", ["closed", "forgotten"])
+def test_a_copy_that_has_not_run_outlives_the_weights(how: str) -> None:
+    device = forebay.HostDevice(threads=True)
+    rank = Rank(0, 1, device)
+    gate = Gate(device, None)
+    tensor = filled(rank.weights.fill)
+    if how == "closed":
+        rank.weights.close()
+    del rank
+    gc.collect()
+    assert tensor() is not None
+    gate.open()
+    assert tensor() is None
+    device.close()
+
+
+def test_an_update_that_is_forgotten_waits_for_its_copies_later(tmp_path: Path) -> None:
+    rank = group(tmp_path, [forebay.HostDevice(threads=True)])[0]
+    gate = Gate(rank.device, None)
+    update = rank.weights.update(1, [2], 1 << 30)
+    tensor = filled(update.fill, 2, 1)
+    taken = update._pointer
+    # The end of an update waits for its copies, so the collector only notes it.
+    del update
+    gc.collect()
+    text = forebay._library.ffi.new("char[]", 8)
+    assert forebay._library.lib.fb_error_text(taken, text, 8) == 0 and tensor() is not None
+    gate.open()
+    assert forebay._library.lib.fb_error_text(taken, text, 8) == forebay.Closed.status and tensor() is None
+    rank.close()
+
+
+def test_an_update_fills_from_tensors_that_it_keeps(tmp_path: Path) -> None:
+    rank = group(tmp_path, [forebay.HostDevice(threads=True)])[0]
+    with rank.weights.update(1, [2], 1 << 30) as update:
+        gate = Gate(rank.device, None)
+        tensor = filled(update.fill, 2, 1)
+        gc.collect()
+        assert tensor() is not None
+        gate.opened.set()
+        update.share(rank.links, WAIT)
+        assert tensor() is None
+        assert rank.weights.commit(update, rank.links, 1, WAIT)
+    assert rank.reads(2, 1)
+    rank.close()
+
+
+@pytest.mark.parametrize("order", ["012", "210", "102", "021"])
+@pytest.mark.parametrize("threads", [False, True])
+def test_objects_dropped_in_any_order_end_all_handles(order: str, threads: bool) -> None:
+    run(PAIR + f"""
+ranks = pair({threads})
+for rank in ranks:
+    assert rank.step() == [True] * LAYERS
+held = [[rank.device, rank.weights, rank.links] for rank in ranks]
+rank = ranks = None
+for at in {order!r}:
+    assert not ended()
+    for own in held:
+        own[int(at)] = None
+gc.collect()
+settle()
+assert ended()
+print("done")
+""")
+
+
+def test_a_view_outlives_weights_and_device() -> None:
+    run(PAIR + """
+ranks = pair()
+for rank in ranks:
+    rank.weights.make_resident(4)
+view, window = ranks[0].views[4][8:], ranks[0].weights.window(4)
+for rank in ranks:
+    rank.views = rank.weights.window(0)
+    rank.close()
+    rank.close()
+    del rank.views
+assert not ended()
+del rank, ranks
+gc.collect()
+assert not ended() and (view == content(4)[8:]).all()
+del view
+assert not ended() and (window == content(4).view(np.uint8)).all()
+del window
+gc.collect()
+assert ended()
+print("done")
+""")
+
+
+def test_closed_objects_refuse_calls() -> None:
+    run(PAIR + """
+one, other = pair()
+update = one.weights.update(1, [1], 1 << 30)
+given.append(update._pointer)
+for own in (update, one.links, one.weights, one.device, update, one.links, one.weights):
+    own.close()
+    assert own.closed
+for call in (one.weights.begin, one.weights.abandon, lambda: one.weights.device_bytes, lambda: one.weights.layer(0),
+             lambda: one.weights.fill(0, NAME, content(0)), one.links.poll, one.links.end, one.links.readmit,
+             lambda: update.fill(1, NAME, content(1)), lambda: update.verify(1), lambda: Rank(0, 1, one.device)):
+    try:
+        call()
+        raise AssertionError(call)
+    except forebay.Closed:
+        pass
+del one.views
+other.close()
+del other.views
+gc.collect()
+assert ended() and repr(one.weights) == "<forebay.Weights on host memory: closed>"
+print("done")
+""")
+
+
+def test_the_interpreter_ends_with_everything_open() -> None:
+    run(PAIR + """
+import atexit
+for threads in (False, True):
+    ranks = pair(threads)
+    gate = threading.Event()
+    update = ranks[0].weights.update(1, [1], 1 << 30)
+    if threads:
+        # It runs when the interpreter is about to end, and behind it a copy into the update.
+        ranks[0].device.call(gate.wait)
+        atexit.register(gate.set)
+    update.fill(1, NAME, content(1))
+    ranks[1].weights.begin()
+    forebay.__dict__[f"kept{threads}"] = [ranks, update]
+print("done")
+""")
+
+
+def test_a_forked_child_ends_nothing() -> None:
+    run(PAIR + """
+one, other = pair()
+child = os.fork()
+if child == 0:
+    refused = 0
+    for call in (one.weights.begin, one.links.poll, lambda: one.weights.fill(0, NAME, content(0))):
+        try:
+            call()
+        except forebay.Closed:
+            refused += 1
+    del one, other
+    gc.collect()
+    os._exit(refused)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+assert one.step() == other.step() == [True] * LAYERS and one.links.poll().kind == "nothing"
+print("done")
+""")
+
+
+# A rank as a process: it says what it has seen, and goes on when it is told to.
+PROCESS = """
+import faulthandler, pathlib, sys
+faulthandler.enable()
+sys.path.insert(0, {tests!r})
+import forebay
+from ranks import LAYERS, WAIT, Rank
+
+rank = Rank(int(sys.argv[1]), 2, forebay.HostDevice()).fill().join(pathlib.Path(sys.argv[2]))
+print(rank.step() == [True] * LAYERS, flush=True)
+for line in sys.stdin:
+    rank.links.poll()
+    print(rank.step() == [True] * LAYERS, flush=True)
+rank.links.end()
+while not rank.links.poll(WAIT).is_over:
+    continue
+rank.close()
+print("done", flush=True)
+"""
+
+
+def process(number: int, folder: Path) -> subprocess.Popen[str]:
+    """A rank in a process of its own."""
+    text = PROCESS.format(tests=str(ROOT / "ffi" / "python" / "tests"))
+    command = [sys.executable, "-c", text, str(number), str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def said(rank: subprocess.Popen[str], tell: str = "") -> str:
+    """Tells a rank to make a step, and reads its line."""
+    assert rank.stdin is not None and rank.stdout is not None
+    rank.stdin.write(tell)
+    rank.stdin.flush()
+    return rank.stdout.readline().strip()
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes of a test, which do not outlive it."""
+    made: list[subprocess.Popen[str]] = []
+    yield made
+    for rank in made:
+        rank.kill()
+        with rank:
+            continue
+
+
+def test_ranks_are_processes_and_end_in_order(tmp_path: Path, processes: list[subprocess.Popen[str]]) -> None:
+    processes += [process(number, tmp_path) for number in range(2)]
+    assert [said(rank) for rank in processes] == ["True"] * 2
+    assert [said(rank, "step\n") for rank in processes] == ["True"] * 2
+    for rank in processes:
+        assert rank.stdin is not None
+        rank.stdin.close()
+    assert [said_last(rank) for rank in processes] == ["done"] * 2
+    assert [rank.wait(WAIT) for rank in processes] == [0, 0]
+
+
+def said_last(rank: subprocess.Popen[str]) -> str:
+    assert rank.stdout is not None
+    return rank.stdout.readline().strip()
+
+
+def test_a_process_that_died_comes_back(tmp_path: Path, processes: list[subprocess.Popen[str]]) -> None:
+    processes.append(process(1, tmp_path))
+    rank = Rank(0, 2, forebay.HostDevice()).fill().join(tmp_path)
+    weights, links = rank.weights, rank.links
+    assert said(processes[0]) == "True" and rank.step() == WHOLE
+    assert links.readmit() == ("nothing", None, None, False)
+    processes[0].send_signal(signal.SIGKILL)
+    event = links.poll(WAIT)
+    assert (event.kind, event.rank, event.is_over) == ("lost", 1, True) and type(event.error) is forebay.PeerLost
+    assert "rank 1" in str(event.error)
+    weights.lost(1)
+    # The first layers are there; the third is pulled from the rank behind the first.
+    with pytest.raises(forebay.PeerLost, match="layer 2.*rank 1|rank 1.*layer 2"):
+        rank.step()
+    with pytest.raises(forebay.PeerLost):
+        weights.reattach(links, 1, WAIT)
+    # Its memory is still mapped: a layer can be made resident, and then needs it no more, but not the reverse.
+    weights.make_resident(2)
+    assert rank.reads(2)
+    with pytest.raises(forebay.PeerLost):
+        weights.make_sharded(2)
+    processes.append(process(1, tmp_path))
+    event = links.readmit(WAIT)
+    assert event == ("returned", 1, None, False)
+    weights.reattach(links, event.rank, WAIT)
+    weights.make_sharded(2)
+    assert said(processes[1]) == "True" and rank.step() == WHOLE
+    weights.verify(1)
+    assert said(processes[1], "step\n") == "True" and rank.step() == WHOLE
+    assert processes[1].stdin is not None
+    processes[1].stdin.close()
+    links.end()
+    while not event.is_over:
+        event = links.poll(WAIT)
+        assert event.kind in ("ended", "nothing")
+    assert said_last(processes[1]) == "done"
+    rank.close()
+
+
+def test_a_rank_alone_and_one_from_the_host_need_no_other(tmp_path: Path) -> None:
+    alone = group(tmp_path, [forebay.HostDevice()])[0]
+    assert alone.step() == WHOLE and alone.weights.planned.pulled == 0
+    alone.close()
+    ranks = group(tmp_path, [forebay.HostDevice() for _ in range(2)], source="host")
+    assert [rank.step() for rank in ranks] == [WHOLE] * 2
+    with pytest.raises(forebay.Unsupported):
+        ranks[0].weights.update(1, [0], 1 << 30)
+    ranks[1].close()
+    assert ranks[0].step() == WHOLE
+    ranks[0].close()
