@@ -7,6 +7,11 @@
 mod borders;
 #[path = "support/faulty.rs"]
 mod faulty;
+#[expect(dead_code, reason = "what other tests use of it")]
+#[path = "support/frames.rs"]
+mod frames;
+#[path = "update/messages.rs"]
+mod messages;
 #[path = "update/order.rs"]
 mod order;
 #[path = "update/processes.rs"]
@@ -15,11 +20,15 @@ mod processes;
 mod refusals;
 #[path = "update/returns.rs"]
 mod returns;
+#[path = "support/update_bytes.rs"]
+mod update_bytes;
 #[path = "support/windows.rs"]
 mod windows;
 #[path = "update/world.rs"]
 mod world;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -70,7 +79,12 @@ pub struct Engine {
     told: Vec<u32>,
     pub step: u64,
     addresses: Vec<Slice>,
+    /// By layer: what it has to show, of which version.
+    expected: RefCell<BTreeMap<usize, Expected>>,
 }
+
+/// A version, and the bytes of a layer of it.
+type Expected = (u32, Vec<Option<u8>>);
 
 impl Engine {
     /// A rank that has met its group and shared the first version.
@@ -113,7 +127,7 @@ impl Engine {
         let addresses = all.iter().map(|layer| windows.layer(*layer)).collect::<Result<Vec<_>>>()?;
         let ring = Ring::new(device, windows, RingOptions::default())?;
         let (versions, told) = (versions.to_vec(), vec![0; all.len()]);
-        Ok(Engine { rank: own, ring, plan, links, versions, told, step: 0, addresses })
+        Ok(Engine { rank: own, ring, plan, links, versions, told, step: 0, addresses, expected: RefCell::default() })
     }
 
     pub fn layers(&self) -> Vec<usize> {
@@ -131,7 +145,11 @@ impl Engine {
     /// Whether a layer shows its version now.
     pub fn shows(&self, layer: usize) -> bool {
         let window = self.ring.pulls().layer(layer).unwrap();
-        right(&self.rank.read(window), &expected(&self.plan, layer, self.versions[layer]))
+        let (version, mut all) = (self.versions[layer], self.expected.borrow_mut());
+        if all.get(&layer).is_none_or(|(of, _)| *of != version) {
+            all.insert(layer, (version, expected(&self.plan, layer, version)));
+        }
+        right(&self.rank.read(window), &all[&layer].1)
     }
 
     /// One step.
