@@ -127,7 +127,17 @@ impl Engine {
         let addresses = all.iter().map(|layer| windows.layer(*layer)).collect::<Result<Vec<_>>>()?;
         let ring = Ring::new(device, windows, RingOptions::default())?;
         let (versions, told) = (versions.to_vec(), vec![0; all.len()]);
-        Ok(Engine { rank: own, ring, plan, links, versions, told, step: 0, addresses, expected: RefCell::default() })
+        Ok(Engine {
+            rank: own,
+            ring,
+            plan,
+            links,
+            versions,
+            told,
+            step: 0,
+            addresses,
+            expected: RefCell::default(),
+        })
     }
 
     pub fn layers(&self) -> Vec<usize> {

@@ -10,8 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::Device;
+use forebay::device::host::{HostDevice, HostOptions};
 use forebay::os::{self, Call, Faults, Map, NoFaults, Protection, Request};
 use forebay::peer::{Hello, Limits, Links};
 use forebay::weights::{Border, Group, LayerPlan, Outcome, Place, Plan, Pulls, Windows};
