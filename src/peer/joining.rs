@@ -98,12 +98,13 @@ impl Door {
         lower: impl Iterator<Item = u32>,
         awaited: bool,
     ) -> Result<Vec<(Option<u32>, UnixStream)>> {
-        match (awaited, &self.listener) {
-            (true, None) => self.listener = Some(seat.listen()?),
-            (false, Some(_)) => self.listener = None,
-            _ => {}
+        let mut sockets: Vec<_> = match awaited {
+            true => Vec::new(),
+            false => self.shut().into_iter().map(|socket| (None, socket)).collect(),
+        };
+        if awaited && self.listener.is_none() {
+            self.listener = Some(seat.listen()?);
         }
-        let mut sockets = Vec::new();
         for rank in lower {
             if self.coming.iter().all(|one| one.joining.rank != Some(rank))
                 && let Some(socket) = seat.connected(rank)?
@@ -120,9 +121,10 @@ impl Door {
         Ok(sockets)
     }
 
-    /// Listens no longer, until the next look.
-    pub fn shut(&mut self) {
-        self.listener = None;
+    /// Listens no longer, until the next look. Returns the processes that have connected meanwhile: their ranks may be
+    /// some whose end is noticed only later.
+    pub fn shut(&mut self) -> Vec<UnixStream> {
+        self.listener.take().map(Listener::shut).unwrap_or_default()
     }
 
     /// Keeps a connection at the door.

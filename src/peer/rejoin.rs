@@ -52,7 +52,10 @@ impl Links {
             }
         };
         if self.lost.keys().all(|rank| *rank < self.own.rank) {
-            self.door.shut();
+            for socket in self.door.shut() {
+                // One that is refused finds the connection closed, and meets again.
+                let _ = self.keep((None, socket));
+            }
         }
         found
     }

@@ -144,6 +144,13 @@ impl Seat {
 }
 
 impl Listener {
+    /// Takes the name away, and returns the processes that have connected before.
+    pub fn shut(self) -> Vec<UnixStream> {
+        // Its folder may be gone.
+        let _ = fs::remove_file(&self.path);
+        std::iter::from_fn(|| self.next().ok().flatten()).collect()
+    }
+
     /// The next process that has connected.
     pub fn next(&self) -> Result<Option<UnixStream>> {
         match self.socket.accept() {

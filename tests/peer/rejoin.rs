@@ -3,8 +3,9 @@
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -240,6 +241,56 @@ fn a_process_of_a_rank_that_has_not_ended_here_waits_for_that() {
         assert_eq!(links.lost().map(|(rank, _)| rank).collect::<Vec<_>>(), [1]);
         assert!(links.event(Duration::from_millis(20)).unwrap().is_none());
     });
+}
+
+/// Connects a process of rank 1 while a connection is looked at, once, when it has a socket to connect to.
+#[derive(Debug, Default)]
+struct Follows(Mutex<(Option<PathBuf>, Option<UnixStream>)>);
+
+impl Faults for Follows {
+    fn before(&self, call: Call) -> Option<i32> {
+        let (path, connected) = &mut *self.0.lock().unwrap();
+        if call == Call::Credentials
+            && let Some(path) = path.take()
+        {
+            *connected = Some(says_hello(&path, 1));
+        }
+        None
+    }
+}
+
+fn says_hello(path: &Path, rank: u32) -> UnixStream {
+    let mut socket = UnixStream::connect(path).unwrap();
+    socket.write_all(&frames::hello(hello(rank, 3))).unwrap();
+    socket
+}
+
+/// A process that connects when the door has looked for the last time waits there, until the end of its rank's last
+/// process is noticed.
+#[test]
+fn a_process_that_comes_while_the_door_is_shut_is_not_turned_away() {
+    let (folder, faults) = (Folder::new("shut"), Arc::new(Follows::default()));
+    let own: Arc<dyn Faults> = faults.clone();
+    let mut all: Vec<Links> = thread::scope(|scope| {
+        let start = |rank: u32| {
+            let (folder, faults) = (&folder.0, if rank == 0 { Arc::clone(&own) } else { no_faults() });
+            scope.spawn(move || Links::meet(folder, hello(rank, 3), patient(), faults).unwrap())
+        };
+        [start(0), start(1), start(2)].map(|one| one.join().unwrap()).into_iter().collect()
+    });
+    let (two, one) = (all.pop().unwrap(), all.pop().unwrap());
+    let mut links = all.pop().unwrap();
+    drop(two);
+    assert_eq!(lost(&mut links).number("rank"), Some(2));
+    assert_eq!(links.readmit(Duration::ZERO).unwrap(), None);
+    let path = folder.0.join("forebay-7-0.sock");
+    faults.0.lock().unwrap().0 = Some(path.clone());
+    let _two = says_hello(&path, 2);
+    assert_eq!(links.readmit(PATIENCE).unwrap(), Some(2));
+    assert!(!path.exists() && faults.0.lock().unwrap().1.is_some());
+    drop(one);
+    assert_eq!(lost(&mut links).number("rank"), Some(1));
+    assert_eq!(links.readmit(Duration::from_secs(20)).unwrap(), Some(1));
 }
 
 /// Refuses to receive once.

@@ -35,6 +35,8 @@ pub struct Faulty {
     leaves_out: AtomicBool,
     /// Whether memory that is given back is refused.
     keeps: AtomicBool,
+    /// The calls of any kind that pass before one is refused, and the one that was.
+    aimed: Mutex<(u64, Option<&'static str>)>,
     backings: Mutex<Vec<Backing>>,
     imported: Mutex<Vec<Backing>>,
     ranges: Mutex<Vec<(Slice, Vec<Mapped>)>>,
@@ -54,6 +56,7 @@ impl Faulty {
             remaps: Mutex::default(),
             leaves_out: AtomicBool::new(false),
             keeps: AtomicBool::new(false),
+            aimed: Mutex::new((u64::MAX, None)),
             backings: Mutex::default(),
             imported: Mutex::default(),
             ranges: Mutex::default(),
@@ -87,6 +90,23 @@ impl Faulty {
     /// Refuses to take memory back, or no longer.
     pub fn take_nothing_back(&self, keeps: bool) {
         self.keeps.store(keeps, Ordering::Relaxed);
+    }
+
+    /// Refuses one call of any kind after `passing` others, or none. Returns which one was refused by the last aim.
+    pub fn aim(&self, passing: Option<u64>) -> Option<&'static str> {
+        let mut aimed = self.aimed.lock().unwrap();
+        std::mem::replace(&mut *aimed, (passing.unwrap_or(u64::MAX), None)).1
+    }
+
+    fn asks(&self, call: &'static str) -> Result<()> {
+        let (passing, refused) = &mut *self.aimed.lock().unwrap();
+        let left = *passing;
+        *passing = if left == u64::MAX { left } else { left.checked_sub(1).unwrap_or(u64::MAX) };
+        if left > 0 {
+            return Ok(());
+        }
+        *refused = Some(call);
+        Err(Error::new(Kind::OutOfMemory, "device").at("refused by the test"))
     }
 
     /// How many decided remaps have not been asked for.
@@ -159,6 +179,16 @@ fn replaced(old: &[Mapped], at: u64, new: &[Mapped]) -> Vec<Mapped> {
     pieces
 }
 
+/// Methods that can be refused, forwarded.
+macro_rules! ask {
+    ($($name:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&self, $($argument: $of),*) -> Result<$result> {
+            self.asks(stringify!($name))?;
+            self.device.$name($($argument),*)
+        })*
+    };
+}
+
 /// The other methods, forwarded.
 macro_rules! hand_on {
     ($($name:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
@@ -168,10 +198,12 @@ macro_rules! hand_on {
 
 impl Device for Faulty {
     fn backing(&self, bytes: u64) -> Result<Backing> {
+        self.asks("backing")?;
         self.keep(self.device.backing(bytes))
     }
 
     fn import_backing(&self, descriptor: OwnedFd, bytes: u64, protection: Protection) -> Result<Backing> {
+        self.asks("import_backing")?;
         let imported = self.keep(self.device.import_backing(descriptor, bytes, protection));
         imported.inspect(|backing| self.imported.lock().unwrap().push(*backing))
     }
@@ -180,12 +212,14 @@ impl Device for Faulty {
         if self.keeps.load(Ordering::Relaxed) {
             return Err(Error::new(Kind::OsRefused, "give memory back").at("refused by the test"));
         }
+        self.asks("give_back")?;
         self.device.give_back(backing)?;
         self.backings.lock().unwrap().retain(|held| *held != backing);
         Ok(())
     }
 
     fn range(&self, pieces: &[Mapped], protection: Protection) -> Result<Slice> {
+        self.asks("range")?;
         let range = self.device.range(pieces, protection)?;
         self.ranges.lock().unwrap().push((range, pieces.to_vec()));
         Ok(range)
@@ -195,6 +229,7 @@ impl Device for Faulty {
         if let Some(Some(kind)) = self.remaps.lock().unwrap().pop_front() {
             return Err(Error::new(kind, "remap").at("refused by the test"));
         }
+        self.asks("remap")?;
         if self.leaves_out.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -208,6 +243,7 @@ impl Device for Faulty {
     }
 
     fn copy(&self, stream: Stream, from: Slice, to: Slice) -> Result<()> {
+        self.asks("copy")?;
         let left = self.copies_left.load(Ordering::Relaxed);
         // One refusal, and no other.
         self.copies_left.store(left.checked_sub(1).unwrap_or(u64::MAX), Ordering::Relaxed);
@@ -226,11 +262,13 @@ impl Device for Faulty {
     }
 
     fn record(&self, event: Event, stream: Stream) -> Result<()> {
+        self.asks("record")?;
         self.recorded.lock().unwrap().push((event, stream));
         self.device.record(event, stream)
     }
 
     fn synchronize(&self, event: Event) -> Result<()> {
+        self.asks("synchronize")?;
         let recorded = self.recorded.lock().unwrap();
         let stream = recorded.iter().rfind(|(known, _)| *known == event).map(|(_, stream)| *stream);
         drop(recorded);
@@ -251,19 +289,23 @@ impl Device for Faulty {
         unsafe { self.device.import(address, bytes) }
     }
 
+    ask! {
+        allocate(bytes: u64) -> Slice;
+        host_memory(bytes: u64, node: Option<u32>) -> Option<Arc<Map>>;
+        register(map: &Arc<Map>) -> Slice;
+        maps_offsets() -> bool;
+        export(backing: Backing, protection: Protection) -> OwnedFd;
+        stream() -> Stream;
+        event() -> Event;
+        wait(stream: Stream, event: Event) -> ();
+        is_capturing(stream: Stream) -> bool;
+    }
+
     hand_on! {
-        allocate(bytes: u64) -> Result<Slice>;
-        host_memory(bytes: u64, node: Option<u32>) -> Result<Option<Arc<Map>>>;
-        register(map: &Arc<Map>) -> Result<Slice>;
         id() -> DeviceId;
         granularity() -> u64;
         takes_host_memory() -> bool;
         pins_host_memory() -> bool;
-        maps_offsets() -> Result<bool>;
-        export(backing: Backing, protection: Protection) -> Result<OwnedFd>;
-        stream() -> Result<Stream>;
-        event() -> Result<Event>;
-        wait(stream: Stream, event: Event) -> Result<()>;
         query(event: Event) -> Result<bool>;
         prefetch(stream: Stream, slice: Slice, rate: u64) -> Result<()>;
         call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
@@ -272,7 +314,6 @@ impl Device for Faulty {
         enqueue(pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()>;
         capture(stream: Stream) -> Result<()>;
         captured(stream: Stream) -> Result<Graph>;
-        is_capturing(stream: Stream) -> Result<bool>;
         launch(graph: Graph, stream: Stream) -> Result<()>;
         release(graph: Graph) -> Result<()>;
         digest(pools: Pools, lane: Lane) -> Result<u64>;
