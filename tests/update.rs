@@ -33,13 +33,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
-use forebay::Result;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Slice, Stream};
 use forebay::os::{Faults, NoFaults};
 use forebay::peer::Links;
 use forebay::weights::{Border, Group, Outcome, Plan, Pulls, Ring, RingOptions, Update, Windows};
-use windows::{Folder, PATIENCE, Rank, expected, layers, patient, sharding, stamp_of};
+use forebay::{Kind, Result};
+use windows::{Folder, MODEL, PATIENCE, Rank, expected, layers, patient, sharding, stamp_of};
 
 pub use faulty::Faulty;
 
@@ -116,7 +116,15 @@ impl Engine {
                 own.wait()?;
             }
         }
-        let links = own.share(folder, patient(), faults)?;
+        let hello = own.windows.hello(MODEL, own.stream)?;
+        let mut links = loop {
+            match Links::meet(folder, hello, patient(), Arc::clone(faults)) {
+                // A rank that it met has ended meanwhile.
+                Err(error) if error.kind() == Kind::PeerLost => {}
+                met => break met?,
+            }
+        };
+        own.windows.share(&mut links, own.stream, PATIENCE)?;
         // The windows go into the ring; the rank keeps others, of one page, and its memory to read with.
         let one =
             Plan::new(&layers(&[vec![1]]), Group { id: 0, rank: 0, ranks: 1 }, &sharding(grain())).unwrap();

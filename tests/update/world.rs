@@ -266,10 +266,24 @@ impl<'a> Process<'a> {
             }
         }
         dead.iter().for_each(|rank| engine.ring.lost(*rank));
-        let back: BTreeSet<u32> =
-            dead.iter().map(|_| engine.links.readmit(PATIENCE).unwrap().expect("a rank")).collect();
-        assert_eq!(back, *dead);
-        dead.iter().for_each(|rank| engine.ring.reattach(*rank, &mut engine.links, PATIENCE).unwrap());
+        let mut gone = dead.clone();
+        while !gone.is_empty() {
+            let mut back = BTreeSet::new();
+            while back != gone {
+                match engine.links.readmit(PATIENCE) {
+                    Ok(rank) => drop(back.insert(rank.expect("a rank that comes back"))),
+                    // One that had met a process which has ended meets anew.
+                    Err(error) => assert_eq!(error.kind(), Kind::PeerLost, "{error}"),
+                }
+            }
+            gone.retain(|rank| match engine.ring.reattach(*rank, &mut engine.links, PATIENCE) {
+                Ok(()) => false,
+                Err(error) => {
+                    assert_eq!(error.kind(), Kind::PeerLost, "{error}");
+                    true
+                }
+            });
+        }
     }
 
     /// Says a word to some ranks, at once, because this one may end before it looks at its sessions again. Waits until
