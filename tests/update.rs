@@ -20,6 +20,8 @@ mod processes;
 mod refusals;
 #[path = "update/returns.rs"]
 mod returns;
+#[path = "update/sessions.rs"]
+mod sessions;
 #[path = "support/update_bytes.rs"]
 mod update_bytes;
 #[path = "support/windows.rs"]

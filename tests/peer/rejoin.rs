@@ -293,6 +293,47 @@ fn a_process_that_comes_while_the_door_is_shut_is_not_turned_away() {
     assert_eq!(links.readmit(Duration::from_secs(20)).unwrap(), Some(1));
 }
 
+/// A folder that takes no socket, because something else is in its place, is an error of the call; nothing is left
+/// there, the sessions go on, and when the folder takes it the same call succeeds.
+#[test]
+fn a_folder_that_takes_no_socket_is_an_error_until_it_does() {
+    let folder = Folder::new("taken");
+    let path = folder.0.join("forebay-7-0.sock");
+    let refused = |error: Error| {
+        assert_eq!(error.kind(), Kind::Io, "{error}");
+        assert!(error.place().contains("forebay-7-0.sock: remove a socket"), "{error}");
+    };
+    let files = || std::fs::read_dir(&folder.0).unwrap().count();
+    std::fs::create_dir(&path).unwrap();
+    refused(folder.meet(hello(0, 2), PATIENCE).unwrap_err());
+    assert_eq!(files(), 1);
+    for is_file in [false, true] {
+        if is_file {
+            std::fs::remove_dir(&path).unwrap();
+            std::fs::write(&path, "").unwrap();
+        }
+        let error = folder.meet(hello(1, 2), Duration::from_millis(20)).unwrap_err();
+        assert_eq!((error.kind(), error.number("rank")), (Kind::TimedOut, Some(0)), "{error}");
+    }
+    // A file is replaced as a socket that was left.
+    let mut all = met(&folder, &[0, 1], 2);
+    talk(&mut all);
+    all.truncate(1);
+    let mut links = all.pop().unwrap();
+    assert_eq!(lost(&mut links).number("rank"), Some(1));
+    std::fs::create_dir(&path).unwrap();
+    refused(links.readmit(PATIENCE).unwrap_err());
+    std::fs::remove_dir(&path).unwrap();
+    thread::scope(|scope| {
+        let again = scope.spawn(|| met(&folder, &[1], 2).pop().unwrap());
+        assert_eq!(links.readmit(PATIENCE).unwrap(), Some(1));
+        all.extend([links, again.join().unwrap()]);
+    });
+    talk(&mut all);
+    drop(all);
+    assert_eq!(files(), 0);
+}
+
 /// Refuses to receive once.
 #[derive(Debug, Default)]
 struct Deaf(AtomicBool);

@@ -77,6 +77,11 @@ impl Faulty {
         self.copies_left.store(passing, Ordering::Relaxed);
     }
 
+    /// Copies that were enqueued.
+    pub fn copied(&self) -> u64 {
+        self.copies.load(Ordering::Relaxed)
+    }
+
     /// Decides the next remaps.
     pub fn remaps(&self, outcomes: &[Option<Kind>]) {
         *self.remaps.lock().unwrap() = outcomes.iter().copied().collect();
@@ -250,8 +255,9 @@ impl Device for Faulty {
         if left == 0 {
             return Err(Error::new(Kind::Exhausted, "copy").at("refused by the test"));
         }
+        let number = self.copies.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(gate) = &self.gate {
-            let (gate, number) = (Arc::clone(gate), self.copies.fetch_add(1, Ordering::Relaxed) + 1);
+            let gate = Arc::clone(gate);
             let wait = move || {
                 let (open, changed) = &*gate;
                 drop(changed.wait_while(open.lock().unwrap(), |open| *open < number).unwrap());

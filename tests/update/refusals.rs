@@ -90,7 +90,9 @@ fn refusals(of_device: bool) -> (u32, u32, BTreeSet<&'static str>) {
     for n in 0.. {
         let (folder, faults) = (Folder::new(), Arc::new(Nth { left: UNAIMED.into(), ..Nth::default() }));
         let shared: Arc<dyn Faults> = faults.clone();
-        let counted = Faulty::new(HostDevice::with_faults(HostOptions::default(), faults.clone()), false);
+        let host = HostDevice::with_faults(HostOptions::default(), faults.clone());
+        let counted = Faulty::new(host.clone(), false);
+        let mut call = None;
         let outcome = std::thread::scope(|scope| {
             let other = scope.spawn(|| {
                 let device: Arc<dyn Device> = HostDevice::new(HostOptions::default());
@@ -101,12 +103,15 @@ fn refusals(of_device: bool) -> (u32, u32, BTreeSet<&'static str>) {
             });
             let device: Arc<dyn Device> = counted.clone();
             let mut engine = Engine::new(&device, (0, 2), &folder.0, &shared).unwrap();
+            // The engine's own work is not refused.
+            engine.rank.device = host;
             match of_device {
                 true => drop(counted.aim(Some(n))),
                 false => faults.aim(n),
             }
             let outcome = updated(&mut engine, 1);
             faults.aim(UNAIMED);
+            call = counted.aim(None);
             if outcome.is_err() {
                 // Nothing more is said, so that the other one need not wait for its time to be over.
                 drop(std::mem::replace(&mut engine.links, alone()));
@@ -140,7 +145,6 @@ fn refusals(of_device: bool) -> (u32, u32, BTreeSet<&'static str>) {
             }
             outcome
         });
-        let call = counted.aim(None);
         let reached = call.is_some() || faults.reached.load(Ordering::Relaxed) == 1;
         refused += u32::from(reached && outcome != Ok(Outcome::Committed));
         // What the device does not take back stays with it, and so does memory whose copies may still run.

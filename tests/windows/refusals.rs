@@ -1,6 +1,7 @@
 //! What the system refuses, and ranks that give other things than the plan's. Each leaves every layer either ready and
 //! whole or with an error that names the rank, and no layer half mapped.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -63,10 +64,14 @@ fn prepared(device: &Arc<dyn Device>, faults: &Arc<dyn Faults>) -> Result<Rank> 
     Ok(rank)
 }
 
-/// Shares with a second rank and pulls everything. A layer is ready, or says what is missing; it is never half of
-/// another.
+/// Shares with a second rank and pulls everything.
 fn shared(rank: &mut Rank, folder: &Path, faults: &Arc<dyn Faults>) -> Result<()> {
     let shared = rank.share(folder, patient(), faults);
+    ready_or_not(rank, shared)
+}
+
+/// A layer is ready, or says what is missing; it is never half of another.
+fn ready_or_not(rank: &Rank, shared: Result<Links>) -> Result<()> {
     for layer in rank.layers() {
         match rank.windows.pull(layer, rank.stream) {
             Ok(()) => {
@@ -145,6 +150,61 @@ fn every_refused_call_leaves_layers_whole_or_unready() {
         n += 1;
     }
     assert!(refused[0] > 40 && refused[1] > 20, "{refused:?} refused");
+}
+
+/// The same for every call of the device.
+#[test]
+fn every_refused_call_of_the_device_leaves_layers_whole_or_unready() {
+    let (mut calls, mut refused) = (BTreeSet::new(), [0; 2]);
+    for n in 0.. {
+        let (folder, host) = (Folder::new(), HostDevice::new(HostOptions::default()));
+        let counted = Faulty::new(host.clone(), false);
+        let device: Arc<dyn Device> = counted.clone();
+        counted.aim(Some(n));
+        let prepared = Rank::new(&device, plan(0, 2), Pulls::default(), &no_faults()).and_then(|mut rank| {
+            // The engine's own work is not refused.
+            rank.device = host;
+            rank.fill()?;
+            rank.windows.hello(MODEL, rank.stream)?;
+            Ok(rank)
+        });
+        refused[0] += u32::from(prepared.is_err());
+        let shared = prepared.map(|mut rank| {
+            thread::scope(|scope| {
+                let other = scope.spawn(|| {
+                    let mut rank =
+                        Rank::new(&devices(1)[0], plan(1, 2), Pulls::default(), &no_faults()).unwrap();
+                    rank.fill().unwrap();
+                    rank.share(&folder.0, patient(), &no_faults()).map(drop)
+                });
+                let shared = rank.share(&folder.0, patient(), &no_faults());
+                let call = counted.aim(None);
+                let result = ready_or_not(&rank, shared);
+                if let Err(error) = other.join().unwrap() {
+                    assert!(
+                        result.is_err() && error.kind() == Kind::PeerLost,
+                        "call {n}: {error}, {result:?}"
+                    );
+                }
+                (call, result)
+            })
+        });
+        let (call, result) = match shared {
+            Ok((call, result)) => (call, result),
+            Err(error) => (counted.aim(None), Err(error)),
+        };
+        refused[1] += u32::from(result.is_err());
+        assert_eq!(counted.unmapped(), 0, "call {n}, {call:?}: {result:?}");
+        let Some(call) = call else {
+            result.unwrap();
+            break;
+        };
+        calls.insert(call);
+    }
+    assert!(refused[0] > 30 && refused[1] > refused[0] + 8, "{refused:?} refused");
+    for call in ["backing", "import_backing", "export", "range", "copy", "record", "synchronize"] {
+        assert!(calls.contains(call), "{call} is not among {calls:?}");
+    }
 }
 
 /// A remap that is refused leaves the layer sharded, or resident, as it was; the next one succeeds.

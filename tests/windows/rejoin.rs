@@ -2,6 +2,7 @@
 //! owner's stamps; a process that gives other memory than it says shows what is read.
 
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Barrier};
@@ -12,7 +13,7 @@ use forebay::check::watch::Watch;
 use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::os::Faults;
-use forebay::peer::{Event, Hello, Links};
+use forebay::peer::{Event, Hello, Link, Links};
 use forebay::weights::{Group, Plan, Pulls, Ring, RingOptions};
 use forebay::{Error, Kind, Result};
 
@@ -312,6 +313,72 @@ fn a_refused_remap_leaves_a_part_as_it_was_or_its_layer_unusable() {
             }
         }
     }
+}
+
+/// What a layer that cannot be used maps may be of another version than its digests say, so no rank is attached over it.
+/// The call changes nothing.
+#[test]
+fn no_rank_is_attached_over_a_layer_that_cannot_be_used() {
+    let folder = Folder::new();
+    let (counted, mut rank, mut links, _) = survivor(&folder.0);
+    rank.windows.make_resident(0, rank.stream).unwrap();
+    counted.remaps(&[None, Some(Kind::DeviceFailed)]);
+    rank.windows.make_sharded(0).unwrap_err();
+    let broken = rank.windows.layer(0).unwrap_err();
+    assert_eq!((broken.kind(), counted.remaps_left()), (Kind::DeviceFailed, 0));
+    let before = (counted.imported(), counted.ranges());
+    thread::scope(|scope| {
+        let other = process(scope, &folder.0, 2, |_, _| {});
+        assert_eq!(links.readmit(PATIENCE).unwrap(), Some(1));
+        assert_eq!(rank.windows.reattach(1, &mut links, PATIENCE).unwrap_err(), broken);
+        assert!(links.link(1).is_some());
+        assert_eq!((counted.imported(), counted.ranges()), before);
+        drop(links);
+        assert_eq!(other.join().unwrap().unwrap_err().kind(), Kind::PeerLost);
+    });
+    (1..4).for_each(|layer| rank.pull(layer));
+}
+
+/// The first process of rank 2 ends when it has met rank 0 and not rank 1. So rank 0 waits for the parts of rank 1, which
+/// waits for a process of rank 2; when that is there, all three come together.
+#[test]
+fn a_rank_that_ends_between_two_meetings_is_met_again() {
+    let folder = Folder::new();
+    let folder = &folder.0;
+    thread::scope(|scope| {
+        let first = scope.spawn(move || {
+            let mut rank = filled(&devices(1)[0], 0, 3);
+            let hello = rank.windows.hello(MODEL, rank.stream).unwrap();
+            let mut links = Links::meet(folder, hello, patient(), no_faults()).unwrap();
+            let error = rank.windows.share(&mut links, rank.stream, PATIENCE).unwrap_err();
+            assert_eq!((error.kind(), error.number("rank")), (Kind::PeerLost, Some(2)), "{error}");
+            assert_eq!(links.readmit(PATIENCE).unwrap(), Some(2));
+            rank.windows.reattach(2, &mut links, PATIENCE).unwrap();
+            pull_all(&rank);
+            links
+        });
+        let second = process(scope, folder, 3, |rank, links| {
+            pull_all(rank);
+            // It lives until another one has ended.
+            while links.event(PATIENCE).is_ok() {}
+        });
+        let mut rank = filled(&devices(1)[0], 2, 3);
+        let hello = rank.windows.hello(MODEL, rank.stream).unwrap();
+        let socket = loop {
+            match UnixStream::connect(folder.join("forebay-5-0.sock")) {
+                Ok(socket) => break socket,
+                Err(_) => thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        let mut link = Link::new(socket, hello, patient(), no_faults()).unwrap();
+        // Its first part says that rank 0 has met both.
+        while !matches!(link.event(PATIENCE).unwrap().unwrap(), Event::Message { .. }) {}
+        drop(link);
+        let links = rank.share(folder, patient(), &no_faults()).unwrap();
+        pull_all(&rank);
+        drop((first.join().unwrap(), links));
+        second.join().unwrap().unwrap();
+    });
 }
 
 /// Parts are mapped anew only when no pull runs that may read them. The ring waits for its own; the windows themselves
