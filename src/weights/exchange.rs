@@ -8,19 +8,21 @@
 //! | bytes | field |
 //! |---|---|
 //! | 0 to 3 | 1: a part; 16: an update begins; 17: a part of a new version; 18: the rank has given up |
-//! | 4 to 7 | layer of the model; 0 in 16 and 18 |
-//! | 8 to 15 | bytes of the part, in whole granules, 0 if the rank owns none of it; in 16 and 18 how many layers |
-//! | 16 to 47 | BLAKE3 of what was filled ([`super::fill`]); in 16 and 18 of the layers of the update |
-//! | 48 to 51 | the version of an update |
+//! | | 32, 33, 34: the same of a change of replicas; 33 is a replica |
+//! | 4 to 7 | layer of the model; 0 in 16, 18, 32, 34 |
+//! | 8 to 15 | bytes of the memory, in whole granules, 0 if the rank gives none; in 16, 18 how many layers |
+//! | | in 32, 34 how many replicas there are to be |
+//! | 16 to 47 | BLAKE3 of what was filled ([`super::fill`]); in 16, 18 of the layers of the update |
+//! | | in 33 of what the owner has or the holder was filled with; in 32, 34 of the replicas before and after |
+//! | 48 to 51 | the version of an update, the number of a change |
 //!
 //! **The other ranks are not trusted** with sizes and orders: each is computed from the plan, and a message that says
 //! otherwise is an error that names rank and layer. What a rank says when it has given all its parts is kept for later,
 //! up to a bound ([`crate::peer`]).
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use super::plan::{LayerPlan, Plan};
 use super::window::refused;
 use crate::error::{Error, Kind, Result};
 use crate::peer::{Digest, Event, Links};
@@ -29,15 +31,32 @@ use crate::peer::{Digest, Event, Links};
 pub(super) const OPERATION: &str = "share weights";
 /// What messages are.
 pub(super) const PART: u32 = 1;
-pub(super) const BEGINS: u32 = 16;
-pub(super) const RENEWED: u32 = 17;
-pub(super) const FAILS: u32 = 18;
+/// Those of what all ranks take together ([`super::update`], [`super::replicas`]), and the operation that its errors
+/// name.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kinds {
+    pub begins: u32,
+    pub part: u32,
+    pub fails: u32,
+    pub operation: &'static str,
+}
+
+pub(super) const UPDATE: Kinds = Kinds { begins: 16, part: 17, fails: 18, operation: "update weights" };
+pub(super) const REPLICAS: Kinds = Kinds { begins: 32, part: 33, fails: 34, operation: "replicate weights" };
+
+impl Kinds {
+    pub const fn contain(&self, kind: u32) -> bool {
+        self.begins <= kind && kind <= self.fails
+    }
+}
+
 /// Bytes of a part's message.
 pub(super) const BYTES: usize = 48;
 
-/// What a message is, if it is of an update.
-pub(super) fn of_update(bytes: &[u8]) -> Option<u32> {
-    bytes.first_chunk().map(|kind| u32::from_le_bytes(*kind)).filter(|kind| (BEGINS..=FAILS).contains(kind))
+/// What a message is, if it is of an update or of a change of replicas.
+pub(super) fn of_pact(bytes: &[u8]) -> Option<u32> {
+    let kind = bytes.first_chunk().map(|kind| u32::from_le_bytes(*kind));
+    kind.filter(|kind| UPDATE.contain(*kind) || REPLICAS.contain(*kind))
 }
 
 /// What a rank says of one part.
@@ -72,28 +91,25 @@ impl Part {
         (u32::from_le_bytes(*own) == kind).then_some(Part { kind, layer, bytes, digest })
     }
 
-    /// The part that `rank` gives of a layer, and its bytes by the plan.
+    /// What `rank` gives of a layer, with memory of `planned` bytes.
     ///
     /// # Errors
-    /// [`Kind::BadFormat`] with rank and layer for anything but that part.
+    /// [`Kind::BadFormat`] with rank and layer for anything but that.
     pub fn of(
-        plan: &Plan,
-        layer: &LayerPlan,
+        (layer, planned): (usize, u64),
         (rank, kind): (u32, u32),
         bytes: &[u8],
-        descriptor: Option<impl AsFd>,
-    ) -> Result<(Part, u64)> {
-        let pages = layer.cut.part(rank);
-        let planned = (pages.end - pages.start) * plan.grain();
-        let wrong = |what| refused(Kind::BadFormat, layer.layer, what).with("rank", rank);
+        descriptor: Option<&OwnedFd>,
+    ) -> Result<Part> {
+        let wrong = |what| refused(Kind::BadFormat, layer, what).with("rank", rank);
         let part = Part::decode(bytes, kind).ok_or_else(|| wrong("a message that is no part"))?;
-        if part.layer as usize != layer.layer {
+        if part.layer as usize != layer {
             return Err(wrong("the part of another layer").with("given", part.layer));
         }
         if part.bytes != planned || descriptor.is_some() != (planned > 0) {
             return Err(wrong("a part of another size").with("bytes", part.bytes).with("planned", planned));
         }
-        Ok((part, planned))
+        Ok(part)
     }
 }
 
@@ -240,9 +256,9 @@ fn heard(
         Heed::Later => {
             links.set_aside(rank, event)?;
             return Err(Error::new(Kind::InvalidConfig, OPERATION)
-                .at("a rank that updates to a later version")
+                .at("a rank that has begun something later")
                 .with("rank", rank)
-                .hint("begin an update with the same version and layers on all ranks"));
+                .hint("begin updates and changes of replicas with the same arguments on all ranks"));
         }
     }
     let Event::Message { bytes, descriptor } = event else {

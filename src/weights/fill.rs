@@ -8,7 +8,7 @@
 //! other ([`Windows::hello`], [`Windows::share`]), and [`Windows::verify`] reads what the others gave and compares.
 //!
 //! **A new version** beside the windows ([`super::update`]) is filled and hashed by the same code: it is the other
-//! thing that [`Fills`].
+//! thing that [`Fills`]. So is what a change of replicas ([`super::replicas`]) only [`Reads`].
 //!
 //! **Costs.** A digest reads a rank's part once over the host, through 4 MiB of pinned memory: seconds for a model, at
 //! its start.
@@ -49,20 +49,11 @@ pub(super) fn chunks(
     starts.map(|at| Ok((begin + at, slice.part(at, most.min(slice.bytes() - at))?))).collect()
 }
 
-/// What can be filled, and hashed through memory of its own.
-pub(super) trait Fills {
+/// What is read and hashed through memory of its own.
+pub(super) trait Reads {
     fn device(&self) -> &Arc<dyn Device>;
 
     fn plan(&self) -> &Plan;
-
-    /// Ordinal and plan of a layer of the model, and what this rank fills of it.
-    ///
-    /// # Errors
-    /// [`Kind::OutOfRange`] for a layer that is not there; [`Kind::InvalidState`] once others were given its parts.
-    fn fillable(&self, layer: usize) -> Result<(usize, &LayerPlan, &Stored)>;
-
-    /// Notes whether a tensor is filled. Its bytes are others than before in any case, or may be.
-    fn note_filled(&mut self, ordinal: usize, tensor: usize, is: bool);
 
     /// Notes that work which reads or writes the memory goes onto this stream.
     fn uses(&mut self, _stream: Stream) {}
@@ -72,6 +63,18 @@ pub(super) trait Fills {
 
     /// Waits until all that was enqueued on `stream` has run.
     fn drain(&mut self, stream: Stream) -> Result<()>;
+}
+
+/// What can be filled too.
+pub(super) trait Fills: Reads {
+    /// Ordinal and plan of a layer of the model, and what this rank fills of it.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for a layer that is not there; [`Kind::InvalidState`] once others were given its parts.
+    fn fillable(&self, layer: usize) -> Result<(usize, &LayerPlan, &Stored)>;
+
+    /// Notes whether a tensor is filled. Its bytes are others than before in any case, or may be.
+    fn note_filled(&mut self, ordinal: usize, tensor: usize, is: bool);
 }
 
 /// As [`Windows::fill`].
@@ -106,7 +109,7 @@ pub(super) fn fill(
 
 /// The digest of some pages of a layer.
 pub(super) fn digest(
-    of: &mut impl Fills,
+    of: &mut impl Reads,
     plan: &LayerPlan,
     pages: &Range<u64>,
     slice: Option<Slice>,
@@ -130,7 +133,7 @@ pub(super) fn digest(
     Ok(*hash.finalize().as_bytes())
 }
 
-impl Fills for Windows {
+impl Reads for Windows {
     fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
@@ -139,6 +142,16 @@ impl Fills for Windows {
         &self.plan
     }
 
+    fn staged(&mut self) -> Result<(Arc<Map>, Slice)> {
+        self.staging.memory(&*self.device, self.plan.grain(), &*self.faults)
+    }
+
+    fn drain(&mut self, stream: Stream) -> Result<()> {
+        self.staging.drain(&*self.device, stream)
+    }
+}
+
+impl Fills for Windows {
     fn fillable(&self, layer: usize) -> Result<(usize, &LayerPlan, &Stored)> {
         if self.shared {
             return Err(refused(Kind::InvalidState, layer, "other ranks have been given its parts")
@@ -156,14 +169,6 @@ impl Fills for Windows {
         if let Some(filled) = window.and_then(|window| window.filled.get_mut(tensor)) {
             *filled = is;
         }
-    }
-
-    fn staged(&mut self) -> Result<(Arc<Map>, Slice)> {
-        self.staging.memory(&*self.device, self.plan.grain(), &*self.faults)
-    }
-
-    fn drain(&mut self, stream: Stream) -> Result<()> {
-        self.staging.drain(&*self.device, stream)
     }
 }
 

@@ -118,8 +118,9 @@ impl Parts for Sharing<'_> {
     fn take(&mut self, rank: u32, index: usize, bytes: &[u8], descriptor: Option<OwnedFd>) -> Result<()> {
         let ordinal = self.sharded.get(index).copied().unwrap_or(usize::MAX);
         let (plan, _) = self.windows.at(ordinal)?;
-        let layer = plan.layer;
-        let (part, planned) = Part::of(&self.windows.plan, plan, (rank, PART), bytes, descriptor.as_ref())?;
+        let (layer, pages) = (plan.layer, plan.cut.part(rank));
+        let planned = (pages.end - pages.start) * self.windows.plan.grain();
+        let part = Part::of((layer, planned), (rank, PART), bytes, descriptor.as_ref())?;
         let window = self.windows.windows.get(ordinal);
         let known = window.and_then(|window| window.digests.get(rank as usize).copied()).flatten();
         if known.is_some_and(|known| known != part.digest) {

@@ -1,7 +1,7 @@
-//! Addresses at which a new version of the weights is written and read before it is used.
+//! Addresses at which a new version of the weights, or a replica, is written and read before it is used.
 //!
 //! A device keeps ranges for as long as it lives, and memory that a range maps cannot be given back. So these addresses
-//! are made once and used by all updates, and between two of them they are *parked*: each granule of them maps one
+//! are made once and used by all updates and changes of replicas, and between two of them they are *parked*: each granule of them maps one
 //! granule of memory, the same for all. That granule is all that updates leave behind. A parked range costs one mapping
 //! for each of its granules; on the host device, where the system allows 65,530 of them, plan large models in larger
 //! granules than the device's.
@@ -48,36 +48,44 @@ impl Parked {
     }
 }
 
-/// What updates of one device's windows leave behind, and whether there is one at present.
+/// What updates and changes of replicas leave behind, and whether there is one at present.
 #[derive(Debug, Default)]
 pub(super) struct Spares {
     parked: Option<Parked>,
     /// Where the parts of other ranks are read, one at a time.
     pub reading: Option<Slice>,
-    /// The highest version that was begun.
+    /// The highest version that was begun, and the highest number of a change of replicas.
     pub begun: u32,
+    pub changes: u32,
     user: Weak<()>,
+    /// Whether the user is a change of replicas.
+    replicates: bool,
 }
 
 impl Spares {
-    /// Whether an update is there.
+    /// Whether an update or a change of replicas is there.
     pub fn in_use(&self) -> bool {
         self.user.strong_count() > 0
     }
 
-    /// Notes the update that uses them.
-    pub fn lend(&mut self) -> Alive<()> {
+    /// Whether a change of replicas is there.
+    pub fn in_use_by_replicas(&self) -> bool {
+        self.in_use() && self.replicates
+    }
+
+    /// Notes the user.
+    pub fn lend(&mut self, replicates: bool) -> Alive<()> {
         let user = Alive::new(());
-        self.user = Alive::downgrade(&user);
+        (self.user, self.replicates) = (Alive::downgrade(&user), replicates);
         user
     }
 
-    /// Whether this update is the one that uses them.
+    /// Whether this is the user.
     pub fn are_lent_to(&self, user: &Alive<()>) -> bool {
         Weak::ptr_eq(&self.user, &Alive::downgrade(user))
     }
 
-    /// Bytes of memory that an update needs beside its layers.
+    /// Bytes of memory that a user needs beside its own.
     pub fn needs(&self, grain: u64) -> u64 {
         if self.parked.is_some() { 0 } else { grain }
     }

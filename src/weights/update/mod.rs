@@ -33,8 +33,9 @@ mod commit;
 mod decision;
 #[cfg(test)]
 mod decision_tests;
+pub(super) mod pact;
 mod share;
 mod version;
 
-pub use commit::{Border, Outcome};
+pub use pact::{Border, Outcome};
 pub use version::Update;

@@ -1,56 +1,28 @@
 //! The new parts, given to the other ranks and taken from them.
 //!
-//! Each rank first says which version of which layers it has, and rank 0 gives the memory of the decision with that.
-//! Then come the parts of the sharded layers, in their order ([`crate::weights::exchange`]). What other ranks give is
-//! imported, not mapped, until the flip; [`Update::verify_layer`] maps it for as long as it reads it.
-//!
-//! **Failures.** A rank that fails says so to the others, which fail too. What was on its way then is of a version that
-//! is never begun again, so the next exchange drops it.
+//! After the message that begins an update ([`super::pact`]) come the parts of the sharded layers, in their order. What
+//! other ranks give is imported, not mapped, until the flip; [`Update::verify_layer`] maps it for as long as it reads it.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::decision::{self, Ballot};
-use super::version::{OPERATION, Shared, State, Update};
+use super::pact::{self, Agreed, Pact, State};
+use super::version::Update;
 use crate::device::{Mapped, Stream};
 use crate::error::{Error, Kind, Result};
-use crate::os::{Protection, Words};
+use crate::os::Protection;
 use crate::peer::{Digest, Event, Links};
 use crate::sync::Arc;
-use crate::weights::exchange::{BEGINS, BYTES, FAILS, Heed, Part, Parts, RENEWED, exchange, of_update};
-use crate::weights::fill::{self, Fills};
+use crate::weights::exchange::{Part, UPDATE, of_pact};
+use crate::weights::fill::{self, Reads};
 use crate::weights::plan::{LayerPlan, Place};
 use crate::weights::window::refused;
 
-/// How long a rank that fails tries to say so.
-const LAST_WORD: Duration = Duration::from_secs(1);
-
-/// A message of an update as its part and its version.
-fn split(bytes: &[u8]) -> Option<(&[u8], u32)> {
-    let (part, version) = bytes.split_last_chunk()?;
-    (part.len() == BYTES).then_some((part, u32::from_le_bytes(*version)))
-}
-
-/// Checks that no rank is lost, and that none has come back and was not attached again.
-fn all_there(links: &mut Links) -> Result<()> {
-    links.settle()?;
-    if let Some((_, error)) = links.lost().next() {
-        return Err(error.clone());
-    }
-    match links.unattached() {
-        None => Ok(()),
-        Some(rank) => Err(Error::new(Kind::InvalidState, OPERATION)
-            .at("a rank that has come back and was not attached again")
-            .with("rank", rank)
-            .hint("call `reattach` first")),
-    }
-}
-
 impl Update {
-    /// Whether an event of [`Links::event`] belongs to an update. A rank that is still filling may get what a faster
+    /// Whether an event of [`Links::event`] belongs to an update or to a change of replicas. A rank that is still filling may get what a faster
     /// one says; it keeps that with [`Links::set_aside`], and [`Update::share`] takes it.
     pub fn concerns(event: &Event<OwnedFd>) -> bool {
-        matches!(event, Event::Message { bytes, .. } if of_update(bytes).is_some())
+        matches!(event, Event::Message { bytes, .. } if of_pact(bytes).is_some())
     }
 
     /// The places in the update of its sharded layers.
@@ -77,114 +49,7 @@ impl Update {
     /// failed; those of [`crate::device::Device::export`] and [`crate::device::Device::import_backing`], with rank and
     /// layer.
     pub fn share(&mut self, links: &mut Links, stream: Stream, at_most: Duration) -> Result<()> {
-        if self.state != State::Filling {
-            return Err(Error::new(Kind::InvalidState, OPERATION).at("an update that was shared before"));
-        }
-        self.is_filled()?;
-        let (own, group) = (*links.own(), self.plan.group());
-        if (own.group, own.rank, own.ranks, own.plan)
-            != (group.id, group.rank, group.ranks, self.plan.digest())
-        {
-            return Err(Error::new(Kind::InvalidConfig, OPERATION)
-                .at("sessions of another group or plan")
-                .with("rank", own.rank));
-        }
-        let all = all_there(links);
-        let shared = match &all {
-            // Nothing was said: a rank that waits to be attached would take it for a part.
-            Err(_) => all,
-            Ok(()) => {
-                self.shared = Some(links.mark());
-                self.state = State::Sharing;
-                let shared = self.exchanged(links, stream, at_most);
-                match shared {
-                    Ok(()) => self.state = State::Shared,
-                    Err(_) => self.fails(links),
-                }
-                shared
-            }
-        };
-        links.put_back();
-        shared
-    }
-
-    /// Tells the others that this rank cannot take the version.
-    fn fails(&self, links: &mut Links) {
-        if let Some(ballot) = &self.ballot {
-            ballot.abort();
-        }
-        let (others, last) = (self.others(), self.said(&Part { kind: FAILS, ..self.begins() }));
-        for rank in &others {
-            // One that was lost is told by that.
-            let _ = links.send(*rank, &last, None);
-        }
-        let _ = links.flush(&others, LAST_WORD);
-    }
-
-    /// A message.
-    fn said(&self, part: &Part) -> Vec<u8> {
-        [&part.encode()[..], &self.version.to_le_bytes()].concat()
-    }
-
-    fn exchanged(&mut self, links: &mut Links, stream: Stream, at_most: Duration) -> Result<()> {
-        let rank = self.plan.group().rank as usize;
-        self.drain(stream)?;
-        self.settle()?;
-        let sharded: Vec<(usize, LayerPlan)> =
-            self.sharded().into_iter().map(|(at, plan)| (at, plan.clone())).collect();
-        for (at, plan) in sharded {
-            let Some(layer) = self.layers.get(at) else { continue };
-            let (pages, slice) = (layer.stored.pages.clone(), layer.stored.slice);
-            let found = fill::digest(self, &plan, &pages, slice, stream)?;
-            let own = self.layers.get_mut(at).and_then(|layer| layer.digests.get_mut(rank));
-            own.into_iter().for_each(|own| *own = Some(found));
-            // The others hold a rank that says nothing for lost.
-            links.settle()?;
-        }
-        self.park()?;
-        if rank == 0 {
-            let words = Words::new(decision::words(self.plan.group().ranks), &*self.faults)?;
-            self.ballot = Some(Ballot::new(Shared(words), self.plan.group().ranks));
-        }
-        // What others said before is taken first.
-        links.put_back();
-        let others = self.others();
-        exchange(self, links, &others, at_most)
-    }
-
-    /// The other ranks of the group.
-    fn others(&self) -> Vec<u32> {
-        let group = self.plan.group();
-        (0..group.ranks).filter(|rank| *rank != group.rank).collect()
-    }
-
-    /// Version and layers, as a rank says them first.
-    fn begins(&self) -> Part {
-        let mut hash = blake3::Hasher::new();
-        for layer in &self.layers {
-            hash.update(&(layer.ordinal as u64).to_le_bytes());
-        }
-        let digest: Digest = *hash.finalize().as_bytes();
-        Part { kind: BEGINS, layer: 0, bytes: self.layers.len() as u64, digest }
-    }
-
-    /// Takes what a rank says first.
-    fn began(&mut self, rank: u32, bytes: &[u8], descriptor: Option<OwnedFd>) -> Result<()> {
-        let wrong = |kind, what: &'static str| Error::new(kind, OPERATION).at(what).with("rank", rank);
-        let theirs = Part::decode(bytes, BEGINS)
-            .filter(|_| descriptor.is_some() == (rank == 0))
-            .ok_or_else(|| wrong(Kind::BadFormat, "a message that begins no update"))?;
-        if theirs != self.begins() {
-            return Err(wrong(Kind::InvalidConfig, "a rank that updates other layers")
-                .hint("begin an update with the same version and layers on all ranks"));
-        }
-        if let Some(descriptor) = descriptor {
-            let ranks = self.plan.group().ranks;
-            let words = Words::adopt(descriptor, decision::words(ranks), &*self.faults)
-                .map_err(|error| error.with("rank", rank))?;
-            self.ballot = Some(Ballot::new(Shared(words), ranks));
-        }
-        Ok(())
+        pact::share(self, links, stream, at_most)
     }
 
     /// Reads the new parts that the other ranks gave, as [`crate::weights::Windows::verify`] does those in use. Steps
@@ -205,7 +70,7 @@ impl Update {
     /// [`crate::device::Device::copy`].
     pub fn verify_layer(&mut self, layer: usize, stream: Stream) -> Result<()> {
         let (plan, renewed) = self.of(layer)?;
-        if self.state != State::Shared {
+        if self.pact.state != State::Shared {
             return Err(refused(Kind::InvalidState, layer, "its new parts are not shared"));
         }
         let (plan, parts, digests) = (plan.clone(), renewed.others.clone(), renewed.digests.clone());
@@ -227,56 +92,74 @@ impl Update {
     }
 }
 
-impl Parts for Update {
-    fn count(&self) -> usize {
-        1 + self.sharded().len()
+impl Agreed for Update {
+    fn pact(&self) -> &Pact {
+        &self.pact
     }
 
-    fn heed(&self, bytes: &[u8]) -> Heed {
-        match (of_update(bytes), split(bytes)) {
-            (None, _) => Heed::Keep,
-            (_, Some((_, version))) if version < self.version => Heed::Drop,
-            (_, Some((_, version))) if version > self.version => Heed::Later,
-            _ => Heed::Take,
+    fn pact_mut(&mut self) -> &mut Pact {
+        &mut self.pact
+    }
+
+    fn is_filled(&self) -> Result<()> {
+        Update::is_filled(self)
+    }
+
+    fn begins(&self) -> (u64, Digest) {
+        let mut hash = blake3::Hasher::new();
+        for layer in &self.layers {
+            hash.update(&(layer.ordinal as u64).to_le_bytes());
         }
+        (self.layers.len() as u64, *hash.finalize().as_bytes())
     }
 
-    fn give(&self, links: &mut Links, rank: u32, index: usize) -> Result<()> {
-        let Some(place) = index.checked_sub(1) else {
-            let own = self.ballot.as_ref().filter(|_| self.plan.group().rank == 0);
-            let words = own.map(|ballot| ballot.memory().0.export(&*self.faults)).transpose()?;
-            return links.send(rank, &self.said(&self.begins()), words);
-        };
+    fn prepare(&mut self, links: &mut Links, stream: Stream) -> Result<()> {
+        let rank = self.plan.group().rank as usize;
+        self.drain(stream)?;
+        self.settle()?;
+        let sharded: Vec<(usize, LayerPlan)> =
+            self.sharded().into_iter().map(|(at, plan)| (at, plan.clone())).collect();
+        for (at, plan) in sharded {
+            let Some(layer) = self.layers.get(at) else { continue };
+            let (pages, slice) = (layer.stored.pages.clone(), layer.stored.slice);
+            let found = fill::digest(self, &plan, &pages, slice, stream)?;
+            let own = self.layers.get_mut(at).and_then(|layer| layer.digests.get_mut(rank));
+            own.into_iter().for_each(|own| *own = Some(found));
+            links.settle()?;
+        }
+        self.park()
+    }
+
+    fn count(&self) -> usize {
+        self.sharded().len()
+    }
+
+    fn give(&self, rank: u32, index: usize) -> Result<(Part, Option<OwnedFd>)> {
         let sharded = self.sharded();
-        let found = sharded.get(place).and_then(|(at, plan)| Some((self.layers.get(*at)?, plan)));
-        let Some((layer, plan)) = found else { return Ok(()) };
-        let named = |error: Error| error.with("rank", rank).with("layer", plan.layer as u64);
+        let found = sharded.get(index).and_then(|(at, plan)| Some((self.layers.get(*at)?, plan.layer)));
+        // The exchange asks for no more than there are.
+        let (layer, name) = found.ok_or_else(|| self.pact.error(Kind::Internal, "a message"))?;
+        let named = |error: Error| error.with("rank", rank).with("layer", name as u64);
         let memory = layer.stored.memory;
         let descriptor = memory.map(|own| self.device.export(own.backing, Protection::Read)).transpose();
         let digest = layer.digests.get(self.plan.group().rank as usize).copied().flatten();
         let part = Part {
-            kind: RENEWED,
+            kind: UPDATE.part,
             // A plan has at most 4096 layers.
-            layer: plan.layer as u32,
+            layer: name as u32,
             bytes: memory.map_or(0, |own| own.bytes),
             digest: digest.unwrap_or_default(),
         };
-        links.send(rank, &self.said(&part), descriptor.map_err(named)?)
+        Ok((part, descriptor.map_err(named)?))
     }
 
     fn take(&mut self, rank: u32, index: usize, bytes: &[u8], descriptor: Option<OwnedFd>) -> Result<()> {
-        let wrong = |kind, what: &'static str| Error::new(kind, OPERATION).at(what).with("rank", rank);
-        // Of this version, by `heed`, or no message of an update, which is nothing.
-        let (bytes, _) = split(bytes).unwrap_or_default();
-        if of_update(bytes) == Some(FAILS) {
-            return Err(wrong(Kind::Cancelled, "a rank that cannot take the version"));
-        }
-        let Some(place) = index.checked_sub(1) else { return self.began(rank, bytes, descriptor) };
         let sharded = self.sharded();
-        let Some((at, plan)) = sharded.get(place).copied() else { return Ok(()) };
-        let given = descriptor.as_ref().map(AsFd::as_fd);
-        let (part, planned) = Part::of(&self.plan, plan, (rank, RENEWED), bytes, given)?;
-        let named = |error: Error| error.with("rank", rank).with("layer", plan.layer as u64);
+        let Some((at, plan)) = sharded.get(index).copied() else { return Ok(()) };
+        let (name, pages) = (plan.layer, plan.cut.part(rank));
+        let planned = (pages.end - pages.start) * self.plan.grain();
+        let part = Part::of((name, planned), (rank, UPDATE.part), bytes, descriptor.as_ref())?;
+        let named = |error: Error| error.with("rank", rank).with("layer", name as u64);
         let import = |descriptor| self.device.import_backing(descriptor, planned, Protection::Read);
         let backing = descriptor.map(import).transpose().map_err(named)?;
         if let Some(layer) = self.layers.get_mut(at) {

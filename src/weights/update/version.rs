@@ -1,52 +1,20 @@
 //! An update of weights: its memory, which is filled as the windows were, and its end.
 
-use std::sync::Arc as Alive;
-
-use super::decision::{self, Ballot};
+use super::pact::{Pact, State};
 use crate::device::{Device, Mapped, Slice, Stream};
 use crate::error::{Error, Kind, Result};
-use crate::os::{self, Faults, Map, Protection};
-use crate::peer::{Digest, Mark};
+use crate::os::{Faults, Map, Protection};
+use crate::peer::Digest;
 use crate::sync::Arc;
+use crate::weights::exchange::UPDATE;
 #[cfg(feature = "safetensors")]
 use crate::weights::files::{self, Files};
-use crate::weights::fill::{self, Fills};
+use crate::weights::fill::{self, Fills, Reads};
 use crate::weights::plan::{LayerPlan, Plan, Source};
 use crate::weights::spares::Parked;
 use crate::weights::staging::Staging;
 use crate::weights::taken::give_back;
 use crate::weights::window::{Stored, Windows, refused};
-
-/// The operation that errors of an update name.
-pub(super) const OPERATION: &str = "update weights";
-
-/// Words that the ranks share.
-#[derive(Debug)]
-pub(super) struct Shared(pub os::Words);
-
-impl decision::Words for Shared {
-    fn load(&self, word: usize) -> u64 {
-        self.0.load(word)
-    }
-
-    fn store(&self, word: usize, value: u64) {
-        self.0.store(word, value);
-    }
-
-    fn exchange(&self, word: usize, from: u64, to: u64) -> u64 {
-        self.0.exchange(word, from, to)
-    }
-}
-
-/// How far an update is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    Filling,
-    /// Its parts are on their way, or an error has ended that.
-    Sharing,
-    Shared,
-    Over,
-}
 
 /// A layer's new version.
 #[derive(Debug)]
@@ -66,8 +34,8 @@ pub(super) struct Renewed {
 pub struct Update {
     pub(super) device: Arc<dyn Device>,
     pub(super) plan: Plan,
-    pub(super) faults: Arc<dyn Faults>,
-    pub(super) version: u32,
+    faults: Arc<dyn Faults>,
+    pub(super) pact: Pact,
     /// By ordinal, ascending.
     pub(super) layers: Vec<Renewed>,
     pub(super) parked: Parked,
@@ -75,12 +43,6 @@ pub struct Update {
     staging: Staging,
     /// Those with work on the new memory.
     streams: Vec<Stream>,
-    pub(super) ballot: Option<Ballot<Shared>>,
-    pub(super) state: State,
-    /// The sessions as they were when the parts were shared over them.
-    pub(super) shared: Option<Mark>,
-    /// The windows know by it that the update is there. None when it is over.
-    pub(super) user: Option<Alive<()>>,
 }
 
 impl Windows {
@@ -118,7 +80,7 @@ impl Windows {
             needed += (pages.end - pages.start) * grain;
         }
         if needed > at_most {
-            return Err(Error::new(Kind::OutOfMemory, OPERATION)
+            return Err(Error::new(Kind::OutOfMemory, UPDATE.operation)
                 .at("the new parts of these layers")
                 .with("needed", needed)
                 .with("allowed", at_most)
@@ -128,16 +90,18 @@ impl Windows {
             device: Arc::clone(&self.device),
             plan: self.plan.clone(),
             faults: Arc::clone(&self.faults),
-            version,
+            pact: Pact::new(
+                UPDATE,
+                (version, self.spares.changes),
+                &self.plan,
+                &self.faults,
+                self.spares.lend(false),
+            ),
             layers: Vec::new(),
             parked: self.spares.parked(&*self.device, grain)?,
             reading: None,
             staging: Staging::default(),
             streams: Vec::new(),
-            ballot: None,
-            state: State::Filling,
-            shared: None,
-            user: Some(self.spares.lend()),
         };
         // All memory before the first range; what was taken goes with the update where something is refused.
         for ordinal in ordinals {
@@ -150,7 +114,7 @@ impl Windows {
 
     /// The ordinals of layers that can be updated to `version`, ascending.
     fn updatable(&self, version: u32, layers: &[usize]) -> Result<Vec<usize>> {
-        let wrong = |kind, what: &'static str| Err(Error::new(kind, OPERATION).at(what));
+        let wrong = |kind, what: &'static str| Err(Error::new(kind, UPDATE.operation).at(what));
         if self.plan.source() == Source::Host {
             return wrong(Kind::Unsupported, "weights that are pulled from the host");
         }
@@ -158,10 +122,10 @@ impl Windows {
             return wrong(Kind::InvalidState, "parts that were not shared");
         }
         if self.spares.in_use() {
-            return wrong(Kind::Busy, "another update of these windows");
+            return wrong(Kind::Busy, "another update, or a change of replicas, of these windows");
         }
         if version <= self.spares.begun {
-            return Err(Error::new(Kind::OutOfRange, OPERATION)
+            return Err(Error::new(Kind::OutOfRange, UPDATE.operation)
                 .at("a version that is not above all that were begun")
                 .with("version", version)
                 .with("begun", self.spares.begun));
@@ -214,44 +178,35 @@ impl Windows {
             device.remap(spare, &[memory])?;
             layer.stored.slice = Some(spare);
         }
-        let of = |plan: &LayerPlan, rank| plan.cut.part(rank).end - plan.cut.part(rank).start;
-        let parts = self.plan.layers().iter().flat_map(|plan| self.others(plan).map(|rank| of(plan, rank)));
-        let most = parts.max().unwrap_or(0) * self.plan.grain();
-        if most > 0 {
-            let reading = match self.spares.reading {
-                Some(reading) => reading,
-                None => *self.spares.reading.insert(parked.range(&*device, most, Protection::Read)?),
-            };
-            // Also where no part of this rank's own has tried whether the device maps anything anew.
-            parked.park(&*device, reading)?;
-            update.reading = Some(reading);
-        }
+        update.reading = self.reading(parked)?;
         Ok(())
+    }
+
+    /// Where any part of a sharded layer can be read, parked.
+    pub(in crate::weights) fn reading(&mut self, parked: Parked) -> Result<Option<Slice>> {
+        let sharded = self.plan.layers().iter().filter(|plan| self.others(plan).next().is_some());
+        let pages = sharded.flat_map(|plan| (0..self.plan.group().ranks).map(|rank| plan.cut.part(rank)));
+        let most = pages.map(|part| part.end - part.start).max().unwrap_or(0) * self.plan.grain();
+        if most == 0 {
+            return Ok(None);
+        }
+        let reading = match self.spares.reading {
+            Some(reading) => reading,
+            None => *self.spares.reading.insert(parked.range(&*self.device, most, Protection::Read)?),
+        };
+        // Also where no part of this rank's own has tried whether the device maps anything anew.
+        parked.park(&*self.device, reading)?;
+        Ok(Some(reading))
     }
 }
 
-impl Fills for Update {
+impl Reads for Update {
     fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
 
     fn plan(&self) -> &Plan {
         &self.plan
-    }
-
-    fn fillable(&self, layer: usize) -> Result<(usize, &LayerPlan, &Stored)> {
-        if self.state != State::Filling {
-            return Err(refused(Kind::InvalidState, layer, "other ranks have been given its new parts"));
-        }
-        let (plan, renewed) = self.of(layer)?;
-        Ok((renewed.ordinal, plan, &renewed.stored))
-    }
-
-    fn note_filled(&mut self, ordinal: usize, tensor: usize, is: bool) {
-        let layer = self.layers.iter_mut().find(|layer| layer.ordinal == ordinal);
-        if let Some(filled) = layer.and_then(|layer| layer.filled.get_mut(tensor)) {
-            *filled = is;
-        }
     }
 
     fn uses(&mut self, stream: Stream) {
@@ -269,10 +224,27 @@ impl Fills for Update {
     }
 }
 
+impl Fills for Update {
+    fn fillable(&self, layer: usize) -> Result<(usize, &LayerPlan, &Stored)> {
+        if self.pact.state != State::Filling {
+            return Err(refused(Kind::InvalidState, layer, "other ranks have been given its new parts"));
+        }
+        let (plan, renewed) = self.of(layer)?;
+        Ok((renewed.ordinal, plan, &renewed.stored))
+    }
+
+    fn note_filled(&mut self, ordinal: usize, tensor: usize, is: bool) {
+        let layer = self.layers.iter_mut().find(|layer| layer.ordinal == ordinal);
+        if let Some(filled) = layer.and_then(|layer| layer.filled.get_mut(tensor)) {
+            *filled = is;
+        }
+    }
+}
+
 impl Update {
     /// The version that it is of.
     pub const fn version(&self) -> u32 {
-        self.version
+        self.pact.number
     }
 
     /// The layer's plan and its new version.
@@ -339,11 +311,7 @@ impl Update {
     /// then.
     pub fn abort(&mut self) -> Result<()> {
         // The windows are free for another one when this is done, however it ends.
-        let _user = self.user.take();
-        self.state = State::Over;
-        if let Some(ballot) = self.ballot.take() {
-            ballot.abort();
-        }
+        let _user = self.pact.abort();
         let layers = std::mem::take(&mut self.layers);
         // What work still writes is not given back.
         self.settle()?;
