@@ -20,7 +20,8 @@
 //! its buffer begins.
 //!
 //! An [`Update`] is a new version of the weights beside the one in use. All ranks of the group take it at one border
-//! between two steps, or none does.
+//! between two steps, or none does. A [`Replication`] changes in the same way which hot ranges have copies on other
+//! ranks, and where ([`Replica`]).
 //!
 //! **What it does not do.** It does not interpret weights; a tensor is a name, a length and an alignment.
 
@@ -33,6 +34,7 @@ mod fill;
 mod layer;
 mod plan;
 mod rejoin;
+mod replicas;
 mod ring;
 mod share;
 mod spares;
@@ -47,6 +49,7 @@ pub use cut::{Cut, RANKS_MAX};
 pub use files::Files;
 pub use layer::{Layout, Placed, Tensor};
 pub use plan::{Bytes, Closing, Group, LAYERS_MAX, LayerPlan, Odd, Place, Plan, Sharding, Source};
+pub use replicas::{Replica, Replication};
 pub use ring::{Prefetch, Pull, Ring, RingOptions, Wrap};
 pub use update::{Border, Outcome, Update};
 pub use window::{Pulls, Windows};

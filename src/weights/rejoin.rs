@@ -9,6 +9,8 @@
 //! is refused, the old mapping stays and is right, and layers may read from the old and from the new memory. What lies
 //! in the new memory is that rank's word, as at the start; [`Windows::verify`] reads it.
 //!
+//! **Replicas** ([`super::replicas`]) are dropped first: the new process holds none, and knows of none.
+//!
 //! **The other side** calls [`Windows::share`], or this as well if it was only stopped. The messages are the same.
 //!
 //! **What it does not do.** It neither waits for pulls nor orders any: [`super::Ring`] does.
@@ -29,14 +31,16 @@ impl Windows {
     /// Gives this rank's parts to `rank`, which has come back ([`Links::readmit`]), takes its parts, and maps them
     /// where those of its last process were. Blocks for at most `at_most`. All addresses stay, also those that
     /// captured pulls hold. [`Links::event`] must not be called between the two: it would return the rank's first
-    /// part. No pull that reads the rank's parts may be enqueued or run. Several ranks that came back are taken one
+    /// part. No pull that reads the rank's parts may be enqueued or run, and none at all where there are replicas, all
+    /// of which are dropped first ([`Windows::drop_replicas`]). Several ranks that came back are taken one
     /// after another, the lowest first, so that ranks that wait for each other wait in one order. Under
     /// [`Source::Host`] nothing is shared, and nothing happens.
     ///
     /// # Errors
     /// As [`Windows::share`], and those of [`crate::device::Device::remap`] with rank and layer; [`Kind::Corrupt`] for
     /// a part that is not the one of before; [`Kind::InvalidState`] before the parts were shared, and for a rank that
-    /// has not come back; the error of a layer that cannot be used. The session with the rank ends, unless this is a
+    /// has not come back; [`Kind::Busy`] while a change of replicas is there; those of [`Windows::drop_replicas`]; the
+    /// error of a layer that cannot be used. The session with the rank ends, unless this is a
     /// call that was wrong: it is lost again, and can come back again. Each of its parts is mapped as before or anew
     /// then, and the bytes of both are the same. Where a device has failed, every later call for the layer returns that
     /// error.
@@ -59,11 +63,15 @@ impl Windows {
         }
         // What such a layer maps may be of another version than its digest says.
         self.sharded().into_iter().try_for_each(|ordinal| self.usable(ordinal))?;
+        if self.spares.in_use_by_replicas() {
+            return Err(self.changing().with("rank", rank));
+        }
         if !links.attach(rank) {
             let lost = links.lost().find(|(lost, _)| *lost == rank).map(|(_, error)| error.clone());
             return lost.map_or_else(|| wrong(Kind::InvalidState, "a rank that has not come back"), Err);
         }
-        let attached = self.exchange(links, &[rank], digests, at_most);
+        let dropped = self.drop_replicas();
+        let attached = dropped.and_then(|()| self.exchange(links, &[rank], digests, at_most));
         links.put_back();
         attached.map_err(|error| links.lose(rank, error))
     }

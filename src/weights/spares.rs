@@ -1,10 +1,10 @@
 //! Addresses at which a new version of the weights, or a replica, is written and read before it is used.
 //!
 //! A device keeps ranges for as long as it lives, and memory that a range maps cannot be given back. So these addresses
-//! are made once and used by all updates and changes of replicas, and between two of them they are *parked*: each granule of them maps one
-//! granule of memory, the same for all. That granule is all that updates leave behind. A parked range costs one mapping
-//! for each of its granules; on the host device, where the system allows 65,530 of them, plan large models in larger
-//! granules than the device's.
+//! are made once and used by all updates and changes of replicas, and between two of them they are *parked*: each
+//! granule of them maps one granule of memory, the same for all. That granule is all that updates leave behind. A
+//! parked range costs one mapping for each of its granules; on the host device, where the system allows 65,530 of them,
+//! plan large models in larger granules than the device's.
 
 use std::sync::{Arc as Alive, Weak};
 

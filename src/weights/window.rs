@@ -41,6 +41,7 @@ use std::ops::Range;
 
 use super::layer::Placed;
 use super::plan::{LayerPlan, Place, Plan, Source};
+use super::replicas::{Held, bytes_of};
 use super::spares::Spares;
 use super::staging::{Pinned, Staging, pinned};
 use super::taken::{Taken, give_back, memory};
@@ -105,6 +106,10 @@ pub(super) struct Window {
     pub digests: Vec<Option<Digest>>,
     /// Which version of the weights it shows.
     pub version: u32,
+    /// By rank: the ranks whose memory its part maps; none if it is that rank's alone.
+    pub sources: Vec<Vec<u32>>,
+    /// By rank: where replicas of its part are written, once there were some. Parked between changes.
+    pub fills: Vec<Option<Slice>>,
     /// Where a new version of the stored pages is written, once there was one. Parked between updates.
     pub spare: Option<Slice>,
     /// Why the window and its pulled pages may show different memory.
@@ -127,6 +132,8 @@ pub struct Windows {
     pub(super) content: Option<(Vec<Digest>, Digest)>,
     pub(super) staging: Staging,
     pub(super) spares: Spares,
+    /// The replicas of the group, in order.
+    pub(super) replicas: Vec<Held>,
     fallbacks: Vec<Fallback>,
 }
 
@@ -241,6 +248,7 @@ impl Windows {
             content: None,
             staging: Staging::default(),
             spares: Spares::default(),
+            replicas: Vec::new(),
             fallbacks,
         };
         for ordinal in 0..windows.windows.len() {
@@ -508,10 +516,17 @@ impl Windows {
         Ok(window.pulled.as_ref().is_none_or(|pulled| pulled.own.is_some()))
     }
 
-    /// Bytes of device memory that all layers take at present: the plan's, and those of layers that were made resident.
+    /// Bytes of device memory that all layers take at present: the plan's, those of layers that were made resident, and
+    /// those of this rank's replicas.
     pub fn device_bytes(&self) -> u64 {
         let own = self.windows.iter().filter_map(|window| window.pulled.as_ref()?.own.as_ref());
-        self.plan.bytes().device() + own.flatten().map(|piece| piece.bytes).sum::<u64>()
+        let own = own.flatten().map(|piece| piece.bytes).sum::<u64>();
+        self.plan.bytes().device() + own + self.replica_bytes()
+    }
+
+    /// Bytes of device memory that this rank's replicas take.
+    pub fn replica_bytes(&self) -> u64 {
+        bytes_of(&self.replicas, self.plan.group().rank)
     }
 
     fn change(&mut self, ordinal: usize, change: impl FnOnce(&mut Pulled)) {
@@ -579,9 +594,20 @@ impl Window {
         }
         let ranks = plan.group().ranks as usize;
         let filled = vec![false; layer.layout.tensors().len()];
-        let (parts, imported, digests) = (vec![None; ranks], vec![None; ranks], vec![None; ranks]);
-        let (version, spare, failure) = (0, None, None);
-        Ok(Window { range, stored, pulled, filled, parts, imported, digests, version, spare, failure })
+        Ok(Window {
+            range,
+            stored,
+            pulled,
+            filled,
+            parts: vec![None; ranks],
+            imported: vec![None; ranks],
+            digests: vec![None; ranks],
+            version: 0,
+            sources: vec![Vec::new(); ranks],
+            fills: vec![None; ranks],
+            spare: None,
+            failure: None,
+        })
     }
 }
 

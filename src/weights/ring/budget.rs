@@ -12,6 +12,8 @@
 //! **Costs.** A layer that becomes resident is pulled once and mapped twice; one that becomes sharded is mapped twice.
 //! The calls wait for pulls that are under way, and block.
 //!
+//! **Replicas** count in the budget from their commit on, and a shrink gives none of them back.
+//!
 //! **What it does not do.** It does not decide the budget, and takes nothing from a cache.
 
 use super::Ring;
@@ -53,12 +55,13 @@ impl Ring<Windows> {
     /// they take. Blocks. Nothing happens if they take no more.
     ///
     /// # Errors
-    /// [`Kind::OutOfMemory`] with the least bytes if even the plan takes more, and nothing changes; [`Kind::Busy`]
+    /// [`Kind::OutOfMemory`] with the least bytes if even the plan and this rank's replicas take more, and nothing
+    /// changes ([`Ring::drop_replicas`] gives theirs back); [`Kind::Busy`]
     /// while a step is open or captured; those of [`Ring::make_sharded`], with the layer. Layers before that one stay
     /// sharded then.
     pub fn shrink(&mut self, most: u64) -> Result<u64> {
         self.closed()?;
-        let least = self.pulls.plan().bytes().device();
+        let least = self.pulls.plan().bytes().device() + self.pulls.replica_bytes();
         if most < least {
             return Err(self
                 .wrong(Kind::OutOfMemory, "the budget: all layers sharded take more")

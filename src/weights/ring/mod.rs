@@ -56,6 +56,7 @@ mod launch;
 mod options;
 mod pull;
 mod rejoin;
+mod replicas;
 mod resident;
 mod update;
 

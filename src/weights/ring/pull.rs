@@ -33,7 +33,7 @@ pub trait Pull {
     /// Whether the layer is whole at present without a pull.
     fn is_whole(&self, layer: usize) -> bool;
 
-    /// Whether a pull of the layer reads the memory of this rank.
+    /// Whether a pull of the layer reads the memory of this rank, as it is mapped now.
     fn reads(&self, layer: usize, rank: u32) -> bool;
 
     /// The layer's window, whose beginning a ring may bring into L2; `None` if there is nothing to bring.
@@ -123,7 +123,12 @@ impl Pull for Windows {
 
     fn reads(&self, layer: usize, rank: u32) -> bool {
         let plan = self.ordinal(layer).and_then(|ordinal| self.at(ordinal));
-        plan.is_ok_and(|(plan, _)| self.others(plan).any(|other| other == rank))
+        plan.is_ok_and(|(plan, window)| {
+            self.others(plan).any(|owner| match window.sources.get(owner as usize) {
+                Some(sources) if !sources.is_empty() => sources.contains(&rank),
+                _ => owner == rank,
+            })
+        })
     }
 
     fn window(&self, layer: usize) -> Result<Option<Slice>> {

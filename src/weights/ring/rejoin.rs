@@ -9,7 +9,8 @@ use crate::weights::window::Windows;
 
 impl Ring<Windows> {
     /// As [`Windows::reattach`], between steps, when all steps have run that pull from the rank. Waits for the pulls
-    /// that were enqueued, launched ones too. From then on the rank counts as ended no longer ([`Ring::lost`]).
+    /// that were enqueued, launched ones too. All replicas are dropped. From then on the rank counts as ended no longer
+    /// ([`Ring::lost`]).
     ///
     /// # Errors
     /// [`Kind::Busy`] while a step is open or captured; those of [`Windows::reattach`]. If the session with the rank

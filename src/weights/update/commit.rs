@@ -19,18 +19,18 @@ impl Windows {
     /// stays, on every rank. Waits until all ranks are there, for at most `border.at_most`. No work that is enqueued or
     /// runs may use a window, except on `border.stream`, which it waits for. Addresses and captured graphs hold. What
     /// buffers hold is of the old version: each layer has to be pulled before it is used again. A layer that was made
-    /// resident is whole.
+    /// resident is whole. The replicas of its layers are dropped, on all ranks.
     ///
     /// # Errors
-    /// Before this rank is ready, so that nothing is decided and it may be called again: [`crate::Kind::InvalidState`] for an
-    /// update that was not shared, or of other windows or sessions; [`crate::Kind::Busy`] for a stream that is being captured;
-    /// the error of a layer that cannot be used; those of [`crate::device::Device::synchronize`].
+    /// Before this rank is ready, so that nothing is decided and it may be called again: [`crate::Kind::InvalidState`]
+    /// for an update that was not shared, or of other windows or sessions; [`crate::Kind::Busy`] for a stream that is
+    /// being captured; the error of a layer that cannot be used; those of [`crate::device::Device::synchronize`].
     ///
     /// After the ranks have committed: those of [`crate::device::Device::remap`] and of a pull, with the layer, for
     /// which every later call returns that error; this rank cannot go on with the group and is started again. Those of
     /// [`crate::device::Device::give_back`]; the new version is in place then, and memory stays with the device.
-    /// [`crate::Kind::Corrupt`] if another process has written nonsense into the decision: then no layer of the update can be
-    /// used, because it is not known what the others have. [`Windows::version`] tells what a layer shows.
+    /// [`crate::Kind::Corrupt`] if another process has written nonsense into the decision: then no layer of the update
+    /// can be used, because it is not known what the others have. [`Windows::version`] tells what a layer shows.
     pub fn commit(&mut self, update: &mut Update, links: &mut Links, border: Border) -> Result<Outcome> {
         let layers: Vec<usize> = update.layers.iter().map(|layer| layer.ordinal).collect();
         let decided = self.decided(&update.pact, layers, links, &border)?;
@@ -103,13 +103,16 @@ impl Windows {
     /// Keeps a layer's new parts, and gives the old ones back.
     fn keep(&mut self, layer: Renewed, version: u32, parked: Parked) -> Result<()> {
         let device = Arc::clone(&self.device);
+        // They are of the old version.
+        let replicas = self.without_replicas(layer.ordinal);
         let Some(window) = self.windows.get_mut(layer.ordinal) else { return Ok(()) };
         let old = std::mem::replace(&mut window.stored, layer.stored);
         let others = std::mem::replace(&mut window.imported, layer.others);
         (window.version, window.digests) = (version, layer.digests);
         // Where the first version was written; nothing is written there any more.
         let was = old.slice.map_or(Ok(()), |slice| parked.park(&*device, slice));
-        let held: Vec<Mapped> = old.memory.into_iter().chain(others.into_iter().flatten()).collect();
+        let held = old.memory.into_iter().chain(others.into_iter().flatten()).chain(replicas);
+        let held: Vec<Mapped> = held.collect();
         was.and(give_back(&*device, &held))
     }
 

@@ -1,7 +1,8 @@
 //! The new parts, given to the other ranks and taken from them.
 //!
 //! After the message that begins an update ([`super::pact`]) come the parts of the sharded layers, in their order. What
-//! other ranks give is imported, not mapped, until the flip; [`Update::verify_layer`] maps it for as long as it reads it.
+//! other ranks give is imported, not mapped, until the flip; [`Update::verify_layer`] maps it for as long as it reads
+//! it.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -19,8 +20,8 @@ use crate::weights::plan::{LayerPlan, Place};
 use crate::weights::window::refused;
 
 impl Update {
-    /// Whether an event of [`Links::event`] belongs to an update or to a change of replicas. A rank that is still filling may get what a faster
-    /// one says; it keeps that with [`Links::set_aside`], and [`Update::share`] takes it.
+    /// Whether an event of [`Links::event`] belongs to an update or to a change of replicas. A rank that is still
+    /// filling may get what a faster one says; it keeps that with [`Links::set_aside`], and [`Update::share`] takes it.
     pub fn concerns(event: &Event<OwnedFd>) -> bool {
         matches!(event, Event::Message { bytes, .. } if of_pact(bytes).is_some())
     }

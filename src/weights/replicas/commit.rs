@@ -1,0 +1,174 @@
+//! The border at which all ranks have the new replicas or none has, and what is mapped anew then, or without others.
+
+use super::change::Replication;
+use super::set::{self, Held};
+use crate::device::Mapped;
+use crate::error::{Error, Kind, Result};
+use crate::peer::Links;
+use crate::weights::taken::give_back;
+use crate::weights::update::{Border, Outcome};
+use crate::weights::window::Windows;
+
+impl Windows {
+    /// Takes a change of the replicas, at a border at which all ranks do, or at which none does: then the old ones
+    /// stay, on every rank. Otherwise as [`Windows::commit`]; what buffers hold stays right, because no byte changes.
+    ///
+    /// # Errors
+    /// As [`Windows::commit`]: before this rank is ready those of a call that was wrong; after the ranks have committed
+    /// those of [`crate::device::Device::remap`], with the layer, for which every later call returns that error, and
+    /// those of [`crate::device::Device::give_back`]; [`Kind::Corrupt`] for a decision that no rank writes: then no
+    /// layer whose replicas change can be used.
+    pub fn commit_replicas(
+        &mut self,
+        change: &mut Replication,
+        links: &mut Links,
+        border: Border,
+    ) -> Result<Outcome> {
+        let gone = self.replicas.iter().map(|held| held.segment).filter(|it| !change.after.contains(it));
+        let mut parts: Vec<(usize, u32)> = gone
+            .chain(change.gained.iter().map(|gained| gained.segment))
+            .map(|segment| (segment.ordinal, segment.owner))
+            .collect();
+        parts.sort_unstable();
+        parts.dedup();
+        match self.decided(&change.pact, parts.iter().map(|part| part.0), links, &border)? {
+            Ok(Outcome::Committed) => {
+                self.take_replicas(change, &parts)?;
+                Ok(Outcome::Committed)
+            }
+            Ok(Outcome::Aborted(why)) => {
+                // What is refused stays with the device; that nothing was taken says more.
+                let _ = change.abort();
+                Ok(Outcome::Aborted(why))
+            }
+            Err(error) => {
+                parts.iter().for_each(|(ordinal, _)| drop(self.broken(*ordinal, error.clone())));
+                let _ = change.abort();
+                Err(error)
+            }
+        }
+    }
+
+    /// Maps the parts that change, and gives back what is gone. Returns the first error.
+    fn take_replicas(&mut self, change: &mut Replication, parts: &[(usize, u32)]) -> Result<()> {
+        change.pact.committed();
+        let gained = std::mem::take(&mut change.gained).into_iter();
+        self.replicas.extend(gained.filter_map(|it| Some(Held { segment: it.segment, memory: it.memory? })));
+        let after = &change.after;
+        let (mut kept, gone): (Vec<Held>, Vec<Held>) =
+            self.replicas.drain(..).partition(|held| after.contains(&held.segment));
+        kept.sort_unstable_by_key(|held| held.segment);
+        self.replicas = kept;
+        let mut result = Ok(());
+        for (ordinal, owner) in parts.iter().copied() {
+            let shown = self.usable(ordinal).and_then(|()| self.show_part(ordinal, owner, &[]));
+            result = result.and(shown.map_err(|error| self.broken_by(ordinal, error)));
+        }
+        let gone: Vec<Mapped> = gone.into_iter().map(|held| held.memory).collect();
+        result.and(give_back(&*self.device, &gone))
+    }
+
+    /// The error of a layer of which it is not known what its addresses show, with the layer.
+    fn broken_by(&mut self, ordinal: usize, error: Error) -> Error {
+        let layer = self.plan.layers().get(ordinal).map(|plan| plan.layer as u64);
+        let named = match error.number("layer") {
+            Some(_) => error,
+            None => error.with("layer", layer.unwrap_or_default()),
+        };
+        self.broken(ordinal, named)
+    }
+
+    /// Maps another rank's part as this rank reads it with the replicas that there are, without ranks that are `lost`.
+    fn show_part(&mut self, ordinal: usize, owner: u32, lost: &[u32]) -> Result<()> {
+        let (_, window) = self.at(ordinal)?;
+        let at = owner as usize;
+        let shown = window.parts.get(at).copied().flatten().zip(window.imported.get(at).copied().flatten());
+        let Some((part, memory)) = shown else { return Ok(()) };
+        let reads = set::reads(&self.plan, (ordinal, owner), memory, &self.replicas, lost);
+        let pieces: Vec<Mapped> = reads.iter().map(|read| read.memory).collect();
+        self.device.remap(part, &pieces)?;
+        if let Some(sources) = self.windows.get_mut(ordinal).and_then(|window| window.sources.get_mut(at)) {
+            *sources = reads.iter().map(|read| read.from).collect();
+        }
+        Ok(())
+    }
+
+    /// The parts of others that have replicas.
+    fn replicated(&self) -> Vec<(usize, u32)> {
+        let mut parts: Vec<(usize, u32)> =
+            self.replicas.iter().map(|held| (held.segment.ordinal, held.segment.owner)).collect();
+        parts.dedup();
+        parts
+    }
+
+    /// Maps the memory of owners again, on this rank alone, and gives back all replicas: its own, and what it imported.
+    /// For a rank that needs the memory, and for ranks of which one has replicas that another has not. No work that is
+    /// enqueued or runs may use a window. The others go on reading what this rank held; the system frees it when the
+    /// last of them has given it back. Before the next change all ranks do so.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] while a change is there; those of [`crate::device::Device::remap`], with the layer. A layer whose
+    /// parts are not all mapped anew keeps its replicas; where a device has failed, every later call for it returns
+    /// that error. Those of [`crate::device::Device::give_back`]; memory stays with the device then.
+    pub fn drop_replicas(&mut self) -> Result<()> {
+        if self.spares.in_use_by_replicas() {
+            return Err(self.changing());
+        }
+        let held = std::mem::take(&mut self.replicas);
+        let layers = held.chunk_by(|one, next| one.segment.ordinal == next.segment.ordinal);
+        let (mut result, mut kept) = (Ok(()), Vec::new());
+        for of_layer in layers {
+            let shown = of_layer.iter().try_for_each(|Held { segment, .. }| {
+                self.usable(segment.ordinal)
+                    .and_then(|()| self.show_part(segment.ordinal, segment.owner, &[]))
+            });
+            let memory: Vec<Mapped> = of_layer.iter().map(|held| held.memory).collect();
+            let ordinal = of_layer.first().map_or(usize::MAX, |held| held.segment.ordinal);
+            let dropped = match shown {
+                Ok(()) => give_back(&*self.device, &memory),
+                Err(error) => {
+                    kept.extend_from_slice(of_layer);
+                    Err(if error.kind() == Kind::DeviceFailed {
+                        self.broken_by(ordinal, error)
+                    } else {
+                        error
+                    })
+                }
+            };
+            result = result.and(dropped);
+        }
+        self.replicas = kept;
+        result
+    }
+
+    pub(in crate::weights) fn changing(&self) -> Error {
+        Error::new(Kind::Busy, crate::weights::exchange::REPLICAS.operation)
+            .at("a change of replicas of these windows")
+            .hint("drop or commit it first")
+    }
+
+    /// Reads from holders and owners that are not `lost`, where there are such. On this rank alone. No work that is
+    /// enqueued or runs may use a window.
+    pub(in crate::weights) fn reroute(&mut self, lost: &[u32]) -> Result<()> {
+        if self.spares.in_use_by_replicas() {
+            return Err(self.changing());
+        }
+        for (ordinal, owner) in self.replicated() {
+            let shown = self.usable(ordinal).and_then(|()| self.show_part(ordinal, owner, lost));
+            if let Err(error) = shown {
+                let failed = error.kind() == Kind::DeviceFailed;
+                return Err(if failed { self.broken_by(ordinal, error) } else { error });
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up the replicas of a layer whose parts are mapped without them. Returns their memory.
+    pub(in crate::weights) fn without_replicas(&mut self, ordinal: usize) -> Vec<Mapped> {
+        if let Some(window) = self.windows.get_mut(ordinal) {
+            window.sources.iter_mut().for_each(Vec::clear);
+        }
+        let of_layer = |held: &mut Held| held.segment.ordinal == ordinal;
+        self.replicas.extract_if(.., of_layer).map(|held| held.memory).collect()
+    }
+}
