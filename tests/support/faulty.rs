@@ -1,10 +1,12 @@
 //! A device around another one that refuses what a test says, counts what is held, and can be slow: then no copy runs
 //! before the host waits for it, which is the latest that streams allow.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, LazyLock, Mutex};
 
 use forebay::device::{
     Backing, Completer, Device, DeviceId, Event, Graph, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
@@ -14,6 +16,9 @@ use forebay::{Error, Kind, Lane, Result};
 
 /// How many copies may run.
 type Gate = Arc<(Mutex<u64>, Condvar)>;
+
+/// The names of the devices that exported memory, by the number of its file.
+static GIVERS: LazyLock<Mutex<HashMap<u64, u32>>> = LazyLock::new(Mutex::default);
 
 /// See the file's head.
 #[derive(Debug)]
@@ -40,6 +45,14 @@ pub struct Faulty {
     backings: Mutex<Vec<Backing>>,
     imported: Mutex<Vec<Backing>>,
     ranges: Mutex<Vec<(Slice, Vec<Mapped>)>>,
+    /// The number by which others know what it exports, such as its rank.
+    name: AtomicU64,
+    /// The number of the file behind what was exported or imported.
+    files: Mutex<Vec<(Backing, u64)>>,
+    /// The copies that were enqueued, from where to where, while they are traced.
+    traced: Mutex<Option<Vec<(Slice, Slice)>>>,
+    /// Whether the next copy is left out: what it should have written stays as it was.
+    leaves_out_copy: AtomicBool,
 }
 
 #[allow(dead_code, reason = "a test takes what it needs")]
@@ -60,7 +73,50 @@ impl Faulty {
             backings: Mutex::default(),
             imported: Mutex::default(),
             ranges: Mutex::default(),
+            name: AtomicU64::new(0),
+            files: Mutex::default(),
+            traced: Mutex::default(),
+            leaves_out_copy: AtomicBool::new(false),
         })
+    }
+
+    pub fn named(&self, name: u32) {
+        self.name.store(name.into(), Ordering::Relaxed);
+    }
+
+    /// The name of the device whose memory is at an address, if it was exported.
+    pub fn giver(&self, address: u64) -> Option<u32> {
+        let ranges = self.ranges.lock().unwrap();
+        let holds = |range: &Slice| (range.address()..range.address() + range.bytes()).contains(&address);
+        let (range, pieces) = ranges.iter().find(|(range, _)| holds(range))?;
+        let mut end = range.address();
+        let piece = pieces.iter().find(|piece| {
+            end += piece.bytes;
+            address < end
+        })?;
+        let files = self.files.lock().unwrap();
+        let (_, file) = files.iter().find(|(backing, _)| *backing == piece.backing)?;
+        GIVERS.lock().unwrap().get(file).copied()
+    }
+
+    /// Traces copies from here on.
+    pub fn trace(&self) {
+        *self.traced.lock().unwrap() = Some(Vec::new());
+    }
+
+    /// The copies that were traced, from where to where.
+    pub fn traced(&self) -> Vec<(Slice, Slice)> {
+        self.traced.lock().unwrap().take().unwrap()
+    }
+
+    pub fn leave_out_copy(&self) {
+        self.leaves_out_copy.store(true, Ordering::Relaxed);
+    }
+
+    fn note_file(&self, backing: Backing, descriptor: &OwnedFd) -> u64 {
+        let file = File::from(descriptor.try_clone().unwrap()).metadata().unwrap().ino();
+        self.files.lock().unwrap().push((backing, file));
+        file
     }
 
     pub fn forget(&self, forgets: bool) {
@@ -122,6 +178,11 @@ impl Faulty {
     /// Backings that were made or imported and not given back.
     pub fn backings(&self) -> usize {
         self.backings.lock().unwrap().len()
+    }
+
+    /// The backing that was made or imported last, of those that were not given back.
+    pub fn newest(&self) -> Backing {
+        *self.backings.lock().unwrap().last().unwrap()
     }
 
     /// Backings that were imported, in their order.
@@ -209,8 +270,20 @@ impl Device for Faulty {
 
     fn import_backing(&self, descriptor: OwnedFd, bytes: u64, protection: Protection) -> Result<Backing> {
         self.asks("import_backing")?;
+        let copy = descriptor.try_clone().unwrap();
         let imported = self.keep(self.device.import_backing(descriptor, bytes, protection));
-        imported.inspect(|backing| self.imported.lock().unwrap().push(*backing))
+        imported.inspect(|backing| {
+            self.note_file(*backing, &copy);
+            self.imported.lock().unwrap().push(*backing);
+        })
+    }
+
+    fn export(&self, backing: Backing, protection: Protection) -> Result<OwnedFd> {
+        self.asks("export")?;
+        let exported = self.device.export(backing, protection)?;
+        let file = self.note_file(backing, &exported);
+        GIVERS.lock().unwrap().insert(file, self.name.load(Ordering::Relaxed) as u32);
+        Ok(exported)
     }
 
     fn give_back(&self, backing: Backing) -> Result<()> {
@@ -256,6 +329,12 @@ impl Device for Faulty {
             return Err(Error::new(Kind::Exhausted, "copy").at("refused by the test"));
         }
         let number = self.copies.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some(traced) = &mut *self.traced.lock().unwrap() {
+            traced.push((from, to));
+        }
+        if self.leaves_out_copy.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
         if let Some(gate) = &self.gate {
             let gate = Arc::clone(gate);
             let wait = move || {
@@ -300,7 +379,6 @@ impl Device for Faulty {
         host_memory(bytes: u64, node: Option<u32>) -> Option<Arc<Map>>;
         register(map: &Arc<Map>) -> Slice;
         maps_offsets() -> bool;
-        export(backing: Backing, protection: Protection) -> OwnedFd;
         stream() -> Stream;
         event() -> Event;
         wait(stream: Stream, event: Event) -> ();

@@ -6,7 +6,7 @@
 //! ([`crate::weights::exchange`]), the same number from each rank.
 //!
 //! **Numbers.** A number of a kind is begun once. So what a failed exchange left on its way is known by its number, and
-//! the next exchange of either kind drops it.
+//! the next exchange of its kind drops it; one of the other kind keeps what this rank has not begun.
 //!
 //! **Failures.** A rank that fails says so to the others, which fail too.
 
@@ -146,7 +146,9 @@ impl Pact {
         let own = self.kinds.contain(kind);
         match number.cmp(if own { &self.number } else { &self.other }) {
             Ordering::Equal if own => Heed::Take,
-            Ordering::Greater => Heed::Later,
+            Ordering::Greater if own => Heed::Later,
+            // It may be left over, or what the rank does next.
+            Ordering::Greater => Heed::Keep,
             _ => Heed::Drop,
         }
     }

@@ -1,0 +1,226 @@
+//! Real processes: a rank that is killed at every point of a change. Those that live agree on one set, which is the old
+//! one where no decision was made, go on with what they read of their own or of each other, and attach the rank again.
+
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay::Kind;
+use forebay::device::Device;
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::os::{Call, Faults};
+use forebay::weights::{Outcome, Pull, Replica};
+use nix::sys::signal::{Signal, raise};
+
+use crate::windows::{Folder, PATIENCE};
+use crate::{Engine, changed, commit, replica};
+
+/// Gives a test's child process its task: rank, when rank 2 is killed, and the folder.
+const CHILD: &str = "FOREBAY_TEST_CHILD";
+
+/// When rank 2 is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Death {
+    Never,
+    /// With half of its replica filled.
+    Fill,
+    /// When it is about to send its third message.
+    Give,
+    /// When all is exchanged.
+    Shared,
+    /// When it is ready and waits for the others, which come later.
+    Ready,
+    /// At its first mapping after the decision.
+    Flip,
+    /// When it has the new set.
+    After,
+    /// Not at all: it is the process that comes back.
+    Again,
+}
+
+const DEATHS: [Death; 7] =
+    [Death::Never, Death::Fill, Death::Give, Death::Shared, Death::Ready, Death::Flip, Death::After];
+
+fn die() {
+    raise(Signal::SIGKILL).unwrap();
+}
+
+/// Kills the process at a call of this kind, once it was armed with how many pass before.
+#[derive(Debug)]
+struct DiesAt(Call, AtomicU32);
+
+const NEVER: u32 = u32::MAX;
+
+impl Faults for DiesAt {
+    fn before(&self, call: Call) -> Option<i32> {
+        if call == self.0
+            && self.1.load(Ordering::Relaxed) != NEVER
+            && self.1.fetch_sub(1, Ordering::Relaxed) == 0
+        {
+            die();
+        }
+        None
+    }
+}
+
+impl DiesAt {
+    fn arm(&self, passing: u32) {
+        self.1.store(passing, Ordering::Relaxed);
+    }
+}
+
+/// The file that says that rank 2 has ended.
+const ENDED: &str = "ended";
+
+/// What there is before, and after: the killed rank holds something in both, and others hold all of its part of layer 1.
+fn sets() -> [Vec<Replica>; 2] {
+    [vec![replica(1, 1, 2), replica(3, 0, 1)], vec![replica(1, 1, 0), replica(3, 0, 2), replica(4, 3, 1)]]
+}
+
+/// The change, up to rank 2's death. Returns the outcome.
+fn changes(engine: &mut Engine, death: Death, faults: &DiesAt, folder: &Path) -> Outcome {
+    let ends = engine.own() == 2;
+    let mut change = engine.ring.replicate(2, &sets()[1], u64::MAX).unwrap();
+    let (half, stream) = (change.left() / 2, engine.stream());
+    change.advance(half, stream).unwrap();
+    if ends && death == Death::Fill {
+        engine.rank.wait().unwrap();
+        die();
+    }
+    change.advance(u64::MAX, stream).unwrap();
+    if ends && death == Death::Give {
+        faults.arm(4);
+    }
+    // It learns only by its sessions that the other one has gone.
+    if let Err(error) = change.share(&mut engine.links, stream, PATIENCE) {
+        return Outcome::Aborted(error);
+    }
+    match death {
+        Death::Shared if ends => die(),
+        // It waits for the others, and is killed when it has done so for some time.
+        Death::Ready if ends => faults.arm(20),
+        // They serve no session meanwhile: the commit itself has to find that rank 2 has ended.
+        Death::Ready => {
+            let start = Instant::now();
+            while !folder.join(ENDED).exists() {
+                assert!(start.elapsed() < PATIENCE, "rank 2 does not end");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Death::Flip if ends => faults.arm(0),
+        _ => {}
+    }
+    commit(engine, &mut change).unwrap()
+}
+
+/// Goes on without rank 2, and then with its next process.
+fn outlives(engine: &mut Engine, taken: bool) {
+    let lost = loop {
+        match engine.links.event(PATIENCE) {
+            Ok(Some((of, event))) => engine.links.set_aside(of, event).unwrap(),
+            Ok(None) => panic!("rank 2 does not end"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(lost.number("rank"), Some(2), "{lost}");
+    engine.ring.lost(2);
+    assert_eq!(engine.ring.launch(engine.rank.stream, || Ok(())).unwrap_err().kind(), Kind::PeerLost);
+    engine.ring.reroute().unwrap();
+    // Of layer 3 nothing but the owner has the last pages.
+    assert_eq!([1, 3].map(|layer| engine.ring.pulls().reads(layer, 2)), [!taken, true]);
+    if taken {
+        engine.ring.pulls().pull(1, engine.stream()).unwrap();
+        engine.rank.wait().unwrap();
+        assert!(engine.shows(1));
+    }
+    assert_eq!(engine.links.readmit(PATIENCE), Ok(Some(2)));
+    engine.ring.reattach(2, &mut engine.links, PATIENCE).unwrap();
+    assert_eq!(engine.ring.pulls().replicas(), []);
+}
+
+/// One rank, as a process. Returns whether it had the new set.
+fn rank(own: u32, death: Death, folder: &Path) -> bool {
+    let call = match death {
+        Death::Give => Call::Send,
+        Death::Ready => Call::Poll,
+        _ => Call::MapFixed,
+    };
+    let faults = Arc::new(DiesAt(call, AtomicU32::new(NEVER)));
+    let shared: Arc<dyn Faults> = faults.clone();
+    let device: Arc<dyn Device> = HostDevice::with_faults(HostOptions::default(), faults.clone());
+    let mut engine = Engine::new(&device, (own, 3), folder, &shared).unwrap();
+    let mut taken = false;
+    if death != Death::Again {
+        assert_eq!(changed(&mut engine, 1, &sets()[0]), Ok(Outcome::Committed));
+        let outcome = changes(&mut engine, death, &faults, folder);
+        if own == 2 && death == Death::After {
+            die();
+        }
+        taken = outcome == Outcome::Committed;
+        let set = engine.ring.pulls().replicas();
+        assert_eq!(set, sets()[usize::from(taken)], "{outcome:?}");
+        if let Outcome::Aborted(why) = outcome {
+            assert!(matches!(why.kind(), Kind::PeerLost | Kind::Cancelled), "{why}");
+        }
+        // The memory of the one that was killed stays mapped.
+        engine.step().unwrap();
+        if death != Death::Never {
+            outlives(&mut engine, taken);
+        }
+    }
+    engine.step().unwrap();
+    assert_eq!(changed(&mut engine, 3, &sets()[1]), Ok(Outcome::Committed));
+    (0..2).for_each(|_| engine.step().unwrap());
+    taken
+}
+
+/// The ranks of a group as processes, which are gone when the test is.
+struct Processes(Vec<Child>);
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn those_that_live_have_one_set_whenever_a_rank_is_killed() {
+    const NAME: &str = "deaths::those_that_live_have_one_set_whenever_a_rank_is_killed";
+    if let Ok(told) = std::env::var(CHILD) {
+        let words: Vec<&str> = told.split(',').collect();
+        let [own, death, folder] = words[..] else { panic!("{told}") };
+        let death = DEATHS.into_iter().chain([Death::Again]).find(|it| format!("{it:?}") == death).unwrap();
+        let taken = rank(own.parse().unwrap(), death, Path::new(folder));
+        std::fs::write(Path::new(folder).join(format!("taken-{own}")), taken.to_string()).unwrap();
+        return;
+    }
+    for death in DEATHS {
+        let folder = Folder::new();
+        let start_as = |rank: u32, death: Death| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", NAME, "--nocapture"])
+                .env(CHILD, format!("{rank},{death:?},{}", folder.0.display()))
+                .spawn()
+                .unwrap()
+        };
+        let mut all = Processes((0..3).map(|rank| start_as(rank, death)).collect());
+        if death != Death::Never {
+            assert!(!all.0[2].wait().unwrap().success());
+            std::fs::write(folder.0.join(ENDED), "").unwrap();
+            all.0[2] = start_as(2, Death::Again);
+        }
+        for (rank, child) in all.0.iter_mut().enumerate() {
+            assert!(child.wait().unwrap().success(), "{death:?}, rank {rank}");
+        }
+        let committed = matches!(death, Death::Never | Death::Flip | Death::After);
+        for rank in 0..2 {
+            let taken = std::fs::read_to_string(folder.0.join(format!("taken-{rank}"))).unwrap();
+            assert_eq!(taken, committed.to_string(), "{death:?}, rank {rank}");
+        }
+    }
+}
