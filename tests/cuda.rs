@@ -25,6 +25,8 @@ mod newest;
 mod prefetch;
 #[path = "cuda/probe.rs"]
 mod probe;
+#[path = "cuda/replicas.rs"]
+mod replicas;
 #[path = "cuda/resizes.rs"]
 mod resizes;
 #[path = "cuda/rig.rs"]

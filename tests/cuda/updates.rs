@@ -19,15 +19,15 @@ use crate::ring::delayed;
 use crate::windows::{Folder, PATIENCE, Rank, expected, layers, patient, sharding, stamp_of};
 
 /// A rank whose step reads each window whole, as a graph.
-struct Captured {
-    faulty: Arc<Faulty>,
-    rank: Rank,
-    ring: Ring<Windows>,
+pub struct Captured {
+    pub faulty: Arc<Faulty>,
+    pub rank: Rank,
+    pub ring: Ring<Windows>,
     plan: Plan,
-    links: Links,
+    pub links: Links,
     /// By layer: where a launch copies what its window shows.
     logs: Vec<Slice>,
-    graph: Graph,
+    pub graph: Graph,
     version: u32,
 }
 
@@ -37,7 +37,7 @@ fn plan(grain: u64, rank: u32) -> Plan {
 }
 
 impl Captured {
-    fn new(library: &str, rank: u32, wrap: Wrap, folder: &Folder) -> Captured {
+    pub fn new(library: &str, rank: u32, wrap: Wrap, folder: &Folder) -> Captured {
         let faulty = Faulty::new(CudaDevice::new(on(library)).unwrap(), false);
         let (device, faults): (Arc<dyn Device>, Arc<dyn Faults>) = (faulty.clone(), Arc::new(NoFaults));
         let plan = plan(device.granularity(), rank);
@@ -64,7 +64,7 @@ impl Captured {
     }
 
     /// Launches the graph, and compares every byte that it has read.
-    fn launch(&mut self) {
+    pub fn launch(&mut self) {
         let (device, stream) = (Arc::clone(&self.rank.device), self.rank.stream);
         self.ring.launch(stream, || device.launch(self.graph, stream)).unwrap();
         for (layer, log) in self.logs.iter().enumerate() {

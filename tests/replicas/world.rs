@@ -17,7 +17,7 @@ use crate::{Engine, Faulty, commit, grain, model, no_faults};
 
 const RANKS: u32 = 3;
 /// Things that all ranks do in a world.
-const ACTS: usize = 10;
+const ACTS: usize = 8;
 
 /// Numbers by a seed.
 struct Draws(u64);

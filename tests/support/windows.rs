@@ -71,9 +71,10 @@ pub fn expected(plan: &Plan, layer: usize, version: u32) -> Vec<Option<u8>> {
     let grain = plan.grain();
     let found = plan.layers().iter().find(|one| one.layer == layer).unwrap();
     let mut bytes = vec![None; (found.layout.pages() * grain) as usize];
+    let owners: Vec<u32> = (0..found.layout.pages()).map(|page| owner(plan, layer, page)).collect();
     for tensor in found.layout.tensors() {
         for at in tensor.offset..tensor.offset + tensor.bytes {
-            bytes[at as usize] = Some(stamp_of(owner(plan, layer, at / grain), version, layer, at));
+            bytes[at as usize] = Some(stamp_of(owners[(at / grain) as usize], version, layer, at));
         }
     }
     bytes
