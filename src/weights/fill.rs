@@ -256,7 +256,8 @@ impl Windows {
     /// ([`crate::peer::Links::event`]). Nothing is read of a layer that the plan keeps resident.
     ///
     /// # Errors
-    /// [`Kind::Corrupt`] with rank and layer; [`Kind::OutOfRange`] for a layer that is not shardable;
+    /// [`Kind::Corrupt`] with layer and rank, the owner's also where its part is read from a replica;
+    /// [`Kind::OutOfRange`] for a layer that is not shardable;
     /// [`Kind::InvalidState`] for one that is sharded and whose parts are missing; those of
     /// [`crate::device::Device::copy`].
     pub fn verify_layer(&mut self, layer: usize, stream: Stream) -> Result<()> {

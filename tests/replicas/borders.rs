@@ -237,6 +237,8 @@ fn what_cannot_be_replicated_is_refused_and_nothing_changes() {
         change.share(&mut engine.links, stream, PATIENCE).unwrap();
         assert_eq!(kind(change.share(&mut engine.links, stream, PATIENCE)), Kind::InvalidState);
         assert_eq!(kind(change.advance(1, stream).map(drop)), Kind::InvalidState);
+        let other = 1 - engine.own();
+        assert_eq!(kind(engine.ring.reattach(other, &mut engine.links, PATIENCE)), Kind::Busy);
         for dropped in [engine.ring.drop_replicas(), engine.ring.reroute()] {
             assert_eq!(kind(dropped), Kind::Busy);
         }
@@ -249,6 +251,17 @@ fn what_cannot_be_replicated_is_refused_and_nothing_changes() {
         assert_eq!(kind(commit(engine, &mut change).map(drop)), Kind::InvalidState);
         assert_eq!(engine.ring.replicate(1, &wanted, u64::MAX).unwrap_err().kind(), Kind::OutOfRange);
         engine.step().unwrap();
+    });
+}
+
+/// Ranks that want other sets, or have others, or do something else, refuse each other, and go on when they agree.
+#[test]
+fn ranks_that_do_not_agree_change_nothing() {
+    named_group(2, |engine, faulty| {
+        let (before, stream) = (faulty.backings(), engine.stream());
+        let kind = |result: forebay::Result<()>| result.unwrap_err().kind();
+        let wanted = [replica(4, 3, 0), replica(1, 0, 1)];
+        assert_eq!(changed(engine, 1, &wanted), Ok(Outcome::Committed));
         // Sets that two ranks do not agree on, after the change and before it.
         let other = [replica(4, 3, 0), replica(3, 0, engine.own())];
         let mut change = filled(engine, 2, &other).unwrap();
@@ -282,7 +295,7 @@ fn what_cannot_be_replicated_is_refused_and_nothing_changes() {
         let border = Border { step: 2, ..engine.border() };
         assert_eq!(engine.commit(&mut update, &all, border), Ok(Outcome::Committed));
         engine.step().unwrap();
-        assert_eq!((faulty.backings(), faulty.unmapped()), (before.0 + 1, 0));
+        assert_eq!((faulty.backings(), faulty.unmapped()), (before + 1, 0));
     });
 }
 

@@ -5,6 +5,7 @@ use super::set::{self, Held};
 use crate::device::Mapped;
 use crate::error::{Error, Kind, Result};
 use crate::peer::Links;
+use crate::weights::exchange::REPLICAS;
 use crate::weights::taken::give_back;
 use crate::weights::update::{Border, Outcome};
 use crate::weights::window::Windows;
@@ -62,20 +63,28 @@ impl Windows {
         let mut result = Ok(());
         for (ordinal, owner) in parts.iter().copied() {
             let shown = self.usable(ordinal).and_then(|()| self.show_part(ordinal, owner, &[]));
-            result = result.and(shown.map_err(|error| self.broken_by(ordinal, error)));
+            result = result.and(shown.map_err(|error| {
+                let error = self.named(ordinal, error);
+                self.broken(ordinal, error)
+            }));
         }
         let gone: Vec<Mapped> = gone.into_iter().map(|held| held.memory).collect();
         result.and(give_back(&*self.device, &gone))
     }
 
-    /// The error of a layer of which it is not known what its addresses show, with the layer.
-    fn broken_by(&mut self, ordinal: usize, error: Error) -> Error {
+    /// An error of a layer, with the layer.
+    fn named(&self, ordinal: usize, error: Error) -> Error {
         let layer = self.plan.layers().get(ordinal).map(|plan| plan.layer as u64);
-        let named = match error.number("layer") {
-            Some(_) => error,
-            None => error.with("layer", layer.unwrap_or_default()),
-        };
-        self.broken(ordinal, named)
+        match (error.number("layer"), layer) {
+            (None, Some(layer)) => error.with("layer", layer),
+            _ => error,
+        }
+    }
+
+    /// The error of a part that was refused and maps what it mapped before. A device that has failed may map anything.
+    fn refused_part(&mut self, ordinal: usize, error: Error) -> Error {
+        let error = self.named(ordinal, error);
+        if error.kind() == Kind::DeviceFailed { self.broken(ordinal, error) } else { error }
     }
 
     /// Maps another rank's part as this rank reads it with the replicas that there are, without ranks that are `lost`.
@@ -97,6 +106,7 @@ impl Windows {
     fn replicated(&self) -> Vec<(usize, u32)> {
         let mut parts: Vec<(usize, u32)> =
             self.replicas.iter().map(|held| (held.segment.ordinal, held.segment.owner)).collect();
+        parts.sort_unstable();
         parts.dedup();
         parts
     }
@@ -114,25 +124,22 @@ impl Windows {
         if self.spares.in_use_by_replicas() {
             return Err(self.changing());
         }
+        let parts = self.replicated();
         let held = std::mem::take(&mut self.replicas);
-        let layers = held.chunk_by(|one, next| one.segment.ordinal == next.segment.ordinal);
         let (mut result, mut kept) = (Ok(()), Vec::new());
-        for of_layer in layers {
-            let shown = of_layer.iter().try_for_each(|Held { segment, .. }| {
-                self.usable(segment.ordinal)
-                    .and_then(|()| self.show_part(segment.ordinal, segment.owner, &[]))
+        for of_layer in parts.chunk_by(|one, next| one.0 == next.0) {
+            let shown = of_layer.iter().try_for_each(|(ordinal, owner)| {
+                self.usable(*ordinal)
+                    .and_then(|()| self.show_part(*ordinal, *owner, &[]))
+                    .map_err(|error| self.refused_part(*ordinal, error))
             });
-            let memory: Vec<Mapped> = of_layer.iter().map(|held| held.memory).collect();
-            let ordinal = of_layer.first().map_or(usize::MAX, |held| held.segment.ordinal);
+            let ordinal = of_layer.first().map(|part| part.0);
+            let own = held.iter().filter(|held| Some(held.segment.ordinal) == ordinal).copied();
             let dropped = match shown {
-                Ok(()) => give_back(&*self.device, &memory),
+                Ok(()) => give_back(&*self.device, &own.map(|held| held.memory).collect::<Vec<_>>()),
                 Err(error) => {
-                    kept.extend_from_slice(of_layer);
-                    Err(if error.kind() == Kind::DeviceFailed {
-                        self.broken_by(ordinal, error)
-                    } else {
-                        error
-                    })
+                    kept.extend(own);
+                    Err(error)
                 }
             };
             result = result.and(dropped);
@@ -142,7 +149,7 @@ impl Windows {
     }
 
     pub(in crate::weights) fn changing(&self) -> Error {
-        Error::new(Kind::Busy, crate::weights::exchange::REPLICAS.operation)
+        Error::new(Kind::Busy, REPLICAS.operation)
             .at("a change of replicas of these windows")
             .hint("drop or commit it first")
     }
@@ -155,10 +162,7 @@ impl Windows {
         }
         for (ordinal, owner) in self.replicated() {
             let shown = self.usable(ordinal).and_then(|()| self.show_part(ordinal, owner, lost));
-            if let Err(error) = shown {
-                let failed = error.kind() == Kind::DeviceFailed;
-                return Err(if failed { self.broken_by(ordinal, error) } else { error });
-            }
+            shown.map_err(|error| self.refused_part(ordinal, error))?;
         }
         Ok(())
     }
