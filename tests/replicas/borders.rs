@@ -286,7 +286,9 @@ fn ranks_that_do_not_agree_change_nothing() {
             let mut update: Update = engine.filled(1, &[0]).unwrap();
             kind(update.share(&mut engine.links, stream, short))
         };
-        assert_eq!(found, Kind::TimedOut);
+        // Or the other one has given up and begun the next change, of which this one hears.
+        let heard = engine.own() == 0 && found == Kind::InvalidConfig;
+        assert!(heard || found == Kind::TimedOut, "{found:?}");
         // Whatever was said then is dropped by the next ones.
         assert_eq!(changed(engine, 6, &[]), Ok(Outcome::Committed));
         let all = engine.layers();
