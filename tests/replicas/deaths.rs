@@ -74,7 +74,8 @@ impl DiesAt {
 /// The file that says that rank 2 has ended.
 const ENDED: &str = "ended";
 
-/// What there is before, and after: the killed rank holds something in both, and others hold all of its part of layer 1.
+/// What there is before, and after: the killed rank holds something in both, and others hold all of its part of layer
+/// 1.
 fn sets() -> [Vec<Replica>; 2] {
     [vec![replica(1, 1, 2), replica(3, 0, 1)], vec![replica(1, 1, 0), replica(3, 0, 2), replica(4, 3, 1)]]
 }

@@ -30,8 +30,8 @@
 //! message of each rank for each. A flip remaps each part of another rank that changes, once. On the host device a
 //! rank holds an open file for each replica of the group.
 //!
-//! **Not measured:** a copy of a pull can cross memory of several ranks' devices, which no machine with several GPUs has
-//! run yet.
+//! **Not measured:** a copy of a pull can cross memory of several ranks' devices, which no machine with several GPUs
+//! has run yet.
 //!
 //! **What it does not do.** It does not decide what is hot. It replicates no part of a granule, so ends of a tensor
 //! that share a granule with another one stay with the owner alone. It needs a driver that maps memory from any granule
