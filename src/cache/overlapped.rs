@@ -284,7 +284,7 @@ impl Cache {
         if let Some(beside) = step.work.beside {
             but_unknown(schedule.fork(&*self.device, beside, stream))?;
         }
-        if let Some(prefetches) = step.work.prefetches {
+        if let Some(prefetches) = self.ring.slot(step)?.prefetches {
             schedule.fork(&*self.device, prefetches, stream)?;
         }
         match step.work.layers {

@@ -20,15 +20,15 @@ impl Cache {
     /// [`Kind::InvalidConfig`] for another stream than the step's prefetches had before; [`Kind::OutOfRange`] for
     /// another cache's step; [`Kind::InvalidState`] for a finished step.
     pub fn prefetch(
-        &self,
-        step: &mut Step,
+        &mut self,
+        step: &Step,
         ranges: &[Slice],
         rate: u64,
         behind: Stream,
         stream: Stream,
     ) -> Result<()> {
         self.check_step(step, Layer(0))?;
-        if let Some(other) = step.work.prefetches.filter(|other| *other != stream) {
+        if let Some(other) = self.ring.slot(step)?.prefetches.filter(|other| *other != stream) {
             return Err(Error::new(Kind::InvalidConfig, "prefetch")
                 .at("two streams for the prefetches of one step")
                 .with("stream", stream.0)
@@ -36,7 +36,7 @@ impl Cache {
         }
         let schedule = &self.schedules[step.micro_batch.index()];
         schedule.by_hand(&*self.device, behind, stream)?;
-        step.work.prefetches = Some(stream);
+        self.ring.prefetch_on(step, stream);
         ranges.iter().try_for_each(|range| self.device.prefetch(stream, *range, rate))
     }
 }

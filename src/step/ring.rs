@@ -57,6 +57,8 @@ pub(crate) struct RingSlot {
     open: Option<MicroBatch>,
     /// The stream on which the step was prepared.
     pub(crate) prepared: Stream,
+    /// The stream of the step's prefetches, if it has any.
+    pub(crate) prefetches: Option<Stream>,
     given_up: Option<GivenUp>,
     pub(crate) descriptor: Slice,
     pub(crate) report: Slice,
@@ -108,6 +110,7 @@ impl Ring {
                 step: None,
                 open: None,
                 prepared: Stream(0),
+                prefetches: None,
                 given_up: None,
                 descriptor: all.part(start, shape.descriptor_bytes() as u64)?,
                 report: all.part(report, shape.report_bytes() as u64)?,
@@ -160,6 +163,7 @@ impl Ring {
         self.slots[free].step = Some(number);
         self.slots[free].open = Some(micro_batch);
         self.slots[free].prepared = prepared;
+        self.slots[free].prefetches = None;
         self.slots[free].rows.clear();
         self.slots[free].enqueued.clear();
         let (slot, ring) = (free as u32, self.tag);
@@ -260,6 +264,13 @@ impl Ring {
     pub(crate) fn add_row(&mut self, step: &Step, row: RowInFlight) {
         if let Some(slot) = self.slots.get_mut(step.slot as usize) {
             slot.rows.push(row);
+        }
+    }
+
+    /// Notes the stream of a step's prefetches.
+    pub(crate) fn prefetch_on(&mut self, step: &Step, stream: Stream) {
+        if let Some(slot) = self.slots.get_mut(step.slot as usize) {
+            slot.prefetches = Some(stream);
         }
     }
 

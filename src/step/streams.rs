@@ -36,6 +36,4 @@ pub(crate) struct WorkStreams {
     pub(crate) layers: Option<OverlapStreams>,
     /// One more stream: that of a launch that is not yet ordered before all of them, or of an end that was refused.
     pub(crate) beside: Option<Stream>,
-    /// The stream of its prefetches.
-    pub(crate) prefetches: Option<Stream>,
 }

@@ -30,7 +30,7 @@ fn run(abandons: bool, without: Option<u64>) -> (Arc<Watch>, [Stream; 2], [u64; 
             let mut open = [(&mut step, layers)];
             rig.cache.overlap_steps(&mut open, &[Overlap::None; 3], QUERY_ROWS, &mut caller)?;
         }
-        rig.cache.prefetch(&mut step, &[keys], 1 << 30, compute, side)?;
+        rig.cache.prefetch(&step, &[keys], 1 << 30, compute, side)?;
         rig.cache.finish(&mut step, compute)?;
         watch.engine(compute, "index keys", &[bytes(&keys, true)])
     };
@@ -67,7 +67,7 @@ fn a_prefetch_beside_a_step_is_refused_by_its_streams_ranges_and_step() {
     let keys = rig.cache.index_keys(Layer(0)).unwrap();
     let foreign = HostDevice::new(HostOptions::default()).allocate(64).unwrap();
     let mut kind = |ranges: &[_], rate, stream| {
-        let result = rig.cache.prefetch(&mut step, ranges, rate, compute, stream);
+        let result = rig.cache.prefetch(&step, ranges, rate, compute, stream);
         result.err().map(|error| error.kind())
     };
     assert_eq!(kind(&[keys], 1, Stream(1 << 40)), Some(Kind::OutOfRange));
@@ -76,9 +76,9 @@ fn a_prefetch_beside_a_step_is_refused_by_its_streams_ranges_and_step() {
     assert_eq!(kind(&[keys, keys], 1, side), None);
     assert_eq!(kind(&[keys], 1, other), Some(Kind::InvalidConfig));
     rig.cache.abandon(&mut step).unwrap();
-    assert_eq!(rig.cache.prefetch(&mut step, &[keys], 1, compute, side), Ok(()));
+    assert_eq!(rig.cache.prefetch(&step, &[keys], 1, compute, side), Ok(()));
     rig.cache.finish(&mut step, compute).unwrap();
-    let error = rig.cache.prefetch(&mut step, &[keys], 1, compute, side).unwrap_err();
+    let error = rig.cache.prefetch(&step, &[keys], 1, compute, side).unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidState);
     assert_eq!(rig.watch.conflict(), None);
 }

@@ -1,5 +1,6 @@
 //! `forebay bench`: measures how close a device comes to its ceilings.
 
+mod ahead;
 pub mod args;
 mod asked;
 mod fetch;

@@ -23,6 +23,7 @@ use forebay::peer::{Limits, Links};
 use forebay::weights::{Group, Patterns, Plan, Pulls, Sharding, Source, Tensor, Windows};
 use forebay::{Error, Kind, Result};
 
+use super::ahead;
 use super::asked::Asked;
 use super::oracle::differs;
 use super::result::{Figure, Parameter, Spread};
@@ -242,17 +243,20 @@ fn switched(device: &Arc<dyn Probe>, asked: &Asked) -> Result<Figure> {
     asked.known(figure)
 }
 
-/// The pulls: from a peer in slices and in one piece, and from the host; and a layer that becomes resident.
+/// The pulls: from a peer in slices and in one piece, and from the host; and a layer that becomes resident. On a GPU
+/// also a window behind a prefetch.
 ///
 /// # Errors
 /// Errors of the device, of memory, and of a byte that differs.
 pub fn pull(device: &Arc<dyn Probe>, ceilings: &Ceilings, asked: &Asked) -> Result<Vec<Figure>> {
     let slice = Some(Pulls::default().copy);
-    asked.progress.inc_length(4);
+    let gpu = device.facts()?.gpu.is_some();
+    asked.progress.inc_length(4 + u64::from(gpu));
     [(Source::Peers, slice), (Source::Peers, None), (Source::Host, slice)]
         .into_iter()
         .map(|(source, slice)| figure(device, ceilings, asked, source, slice))
         .chain([switched(device, asked)])
+        .chain(gpu.then(|| ahead::figure(device, ceilings, asked)))
         .collect()
 }
 
