@@ -34,6 +34,7 @@ mod memory;
 mod module;
 mod options;
 mod pools;
+mod prefetch;
 #[cfg(feature = "measure")]
 mod probe;
 mod registration;

@@ -15,6 +15,7 @@ use super::errors::NAME;
 use super::lanes::{Lists, Turns};
 use super::memory::{Allocation, Worker};
 use super::module::{Kernel, Module};
+use super::prefetch;
 use crate::device::checks::{self, Asker, Extents};
 use crate::device::pieces::Pieces;
 use crate::device::{
@@ -38,12 +39,6 @@ const COPY_BLOCKS: u32 = 8;
 /// Blocks of a commit for each table, and threads of a block: enough for a lane's few new rows.
 const COMMIT_BLOCKS: u32 = 32;
 const COMMIT_THREADS: u32 = 128;
-/// Blocks of a prefetch, and threads of a block. A multiprocessor asks L2 for about a line in each cycle, so four of
-/// them are enough for any rate that leaves other work its own.
-const PREFETCH_BLOCKS: u32 = 4;
-const PREFETCH_THREADS: u32 = 128;
-/// Bytes of a line of L2.
-const LINE: u64 = 128;
 
 /// The launch options of kernels.
 #[derive(Clone, Copy, Debug)]
@@ -111,16 +106,10 @@ impl Launches {
 
     /// Brings `bytes` bytes from `address` on into L2, at `rate` bytes per second or fewer.
     pub fn prefetch(&self, e: &Enqueueing<'_>, address: u64, bytes: u64, rate: u64) -> DriverResult {
-        let Some(khz) = self.prefetch_khz.filter(|_| bytes > 0) else { return Ok(()) };
-        let first = address - address % LINE;
-        let lines = (address - first).saturating_add(bytes).div_ceil(LINE);
-        let threads = self.threads.min(PREFETCH_THREADS);
-        let blocks = lines.div_ceil(threads.into()).min(PREFETCH_BLOCKS.into()) as u32;
-        // What a round asks for takes so many cycles at that rate, a part of one counted as a whole.
-        let round = u128::from(blocks) * u128::from(threads) * u128::from(LINE);
-        let cycles = (round * u128::from(khz) * 1000).div_ceil(u128::from(rate.max(1)));
-        let args = abi::PrefetchArgs { first, lines, cycles: u64::try_from(cycles).unwrap_or(u64::MAX) };
-        let launch = Launch { most_threads: PREFETCH_THREADS, ..Launch::new(Kernel::Prefetch, blocks, 1) };
+        let Some(khz) = self.prefetch_khz else { return Ok(()) };
+        let threads = self.threads.min(prefetch::THREADS);
+        let (blocks, args) = prefetch::launch(khz, threads, (address, bytes), rate);
+        let launch = Launch { most_threads: threads, ..Launch::new(Kernel::Prefetch, blocks, 1) };
         self.launch(e.current, e.module, e.stream, launch, &args)
     }
 

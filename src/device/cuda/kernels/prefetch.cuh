@@ -23,7 +23,7 @@ static __device__ __forceinline__ void ask_for_line(u64 address) {
 }
 
 // Grid: any number of blocks, which divide the lines. `cycles` are those of a round of all blocks.
-FOREBAY_KERNEL(forebay_prefetch, PrefetchArgs, 128, 1) {
+FOREBAY_KERNEL(forebay_prefetch, PrefetchArgs, MOST_THREADS, 2) {
     after_previous();
     u64 begin = static_cast<u64>(clock64()), round = static_cast<u64>(gridDim.x) * blockDim.x;
     u64 due = args.cycles;
