@@ -220,8 +220,8 @@ impl Cache {
     /// [`Cache::scatter`] after the engine has written the new rows (P). This is the usual way to run a layer;
     /// `examples/decode_loop.rs` uses it. In a layer that another one selects for, it gathers only, and `buffers` are
     /// not used: the slots are those of the group's first layer. Pass the streams of that layer's call: G must follow
-    /// its R. [`Cache::prefetch`] brings what the next layer reads into L2. For special needs see [`Cache::resolve`], [`Cache::overlap`], [`Cache::overlap_steps`],
-    /// [`Cache::capture`], [`Cache::capture_into`] and [`Cache::layers`].
+    /// its R. [`Cache::prefetch`] brings what the next layer reads into L2. For special needs see [`Cache::resolve`],
+    /// [`Cache::overlap`], [`Cache::overlap_steps`], [`Cache::capture`], [`Cache::capture_into`] and [`Cache::layers`].
     ///
     /// # Errors
     /// As [`Cache::resolve`].

@@ -7,13 +7,13 @@ use crate::ids::Layer;
 use crate::step::Step;
 
 impl Cache {
-    /// Brings `ranges` into the device's L2 ([`Device::prefetch`](crate::device::Device::prefetch)), all at `rate` bytes
-    /// per second, one after another on `stream`, behind what `behind` has now. It goes with [`Cache::layer`]: call it
-    /// where the engine has enqueued the layer's attention and begins to communicate, with what the next layer reads
-    /// first, such as its index keys ([`Cache::index_keys`]), or pages of a dense layer. `stream` is none of the layer's
-    /// own, and the same one in the whole step. No layer waits for it; the step's end does ([`Cache::finish`]), so that
-    /// no page is given to another sequence meanwhile. In a capture of its own the engine joins `stream` before the
-    /// capture ends.
+    /// Brings `ranges` into the device's L2 ([`Device::prefetch`](crate::device::Device::prefetch)), all at `rate`
+    /// bytes per second, one after another on `stream`, behind what `behind` has now. It goes with [`Cache::layer`]:
+    /// call it where the engine has enqueued the layer's attention and begins to communicate, with what the next layer
+    /// reads first, such as its index keys ([`Cache::index_keys`]), or pages of a dense layer. `stream` is none of the
+    /// layer's own, and the same one in the whole step. No layer waits for it; the step's end does
+    /// ([`Cache::finish`]), so that no page is given to another sequence meanwhile. In a capture of its own the engine
+    /// joins `stream` before the capture ends.
     ///
     /// # Errors
     /// Those of [`Device::prefetch`](crate::device::Device::prefetch); ranges before the refused one are enqueued.

@@ -78,7 +78,7 @@ impl L2 {
         self.push(Held { bytes: to.saturating_sub(from), from: Some(from) });
     }
 
-    /// So many bytes have passed, nobody knows which.
+    /// So many bytes have passed, without a name.
     pub(super) fn pass_others(&mut self, bytes: u64) {
         match self.held.back_mut() {
             Some(last) if last.from.is_none() => {

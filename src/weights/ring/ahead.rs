@@ -4,7 +4,7 @@
 //! ring the beginning of the next use's window is touched then ([`Device::prefetch`]).
 //!
 //! **Edges.** Into it: the release with which the use ended, and the next layer's arrival, before which it would bring
-//! bytes that nobody reads. Out of it: the next pull that writes the buffer; the end of a capture, which it has to join;
+//! bytes that no use reads. Out of it: the next pull that writes the buffer; the end of a capture, which it has to join;
 //! and the host, before anything is mapped anew. No use waits for it: one that begins before its end reads the rest from
 //! memory, as it would without.
 //!
@@ -12,15 +12,15 @@
 //! again by what runs between; nothing if the next use is of the same layer; and nothing whose pull is not enqueued
 //! whole when the layer is left, as with many [`parts`](super::RingOptions::parts): such a pull ends late.
 
-use super::{Buffer, Open, Prefetch, Pull, Ring};
+use super::options::Prefetch;
 use crate::device::{Device, Event, Stream};
 use crate::error::Result;
 
 /// See the [module](self) page.
 #[derive(Debug)]
 pub(super) struct Ahead {
-    what: Prefetch,
-    stream: Stream,
+    pub(super) what: Prefetch,
+    pub(super) stream: Stream,
     /// At its end, for the host and for the end of a capture.
     ended: Event,
     /// Whether its stream is part of the capture.
@@ -47,6 +47,19 @@ impl Ahead {
             captured: false,
             touched: (0..buffers).map(|_| Ok((touched()?, touched()?))).collect::<Result<_>>()?,
         })
+    }
+
+    /// Notes that what is enqueued from here on may be in a capture.
+    pub(super) fn enters(&mut self, captured: bool) {
+        self.captured |= captured;
+    }
+
+    /// Records the end of a prefetch of a buffer's window.
+    pub(super) fn touched(&mut self, device: &dyn Device, buffer: usize, captured: bool) -> Result<()> {
+        let Some((outside, inside)) = self.touched.get_mut(buffer) else { return Ok(()) };
+        let touched = if captured { inside } else { outside };
+        touched.any = true;
+        device.record(touched.end, self.stream)
     }
 
     /// Orders `stream` behind the prefetches of a buffer's windows, of the capture or outside of it.
@@ -80,41 +93,5 @@ impl Ahead {
     pub(super) fn restore(&mut self) {
         self.captured = false;
         self.touched.iter_mut().for_each(|(_, inside)| inside.any = false);
-    }
-}
-
-impl<P: Pull> Ring<P> {
-    /// The stream on which windows are touched, if they are: for an engine that times its own work against it, or
-    /// orders another use of the windows behind it.
-    pub fn prefetch_stream(&self) -> Option<Stream> {
-        self.ahead.as_ref().map(|ahead| ahead.stream)
-    }
-
-    /// Touches the window of the use behind use `at`, which the release of a buffer has ended.
-    pub(super) fn touch_next(&mut self, at: usize, released: Event, open: Open) -> Result<()> {
-        let next = if at + 1 < open.uses { self.used(at + 1) } else { None };
-        let Some(next) = next.filter(|next| self.used(at) != Some(*next)) else { return Ok(()) };
-        let Some(place) = self.place(next) else { return Ok(()) };
-        let captured = open.captured.unwrap_or(false);
-        let whole = |buffer: &Buffer| buffer.holds.is_some_and(|holds| holds.layer == next && holds.arrived);
-        let Some(ahead) = self.ahead.as_ref().filter(|_| self.buffers.get(place).is_some_and(whole)) else {
-            return Ok(());
-        };
-        let (stream, Prefetch { bytes, rate }) = (ahead.stream, ahead.what);
-        let Some(window) = self.pulls.window(next)? else { return Ok(()) };
-        let beginning = window.part(0, window.bytes().min(bytes))?;
-        if let Some(ahead) = &mut self.ahead {
-            ahead.captured |= captured;
-        }
-        self.device.wait(stream, released)?;
-        self.await_arrival(place, captured, stream)?;
-        self.device.prefetch(stream, beginning, rate)?;
-        let Some((outside, inside)) = self.ahead.as_mut().and_then(|ahead| ahead.touched.get_mut(place))
-        else {
-            return Ok(());
-        };
-        let touched = if captured { inside } else { outside };
-        touched.any = true;
-        self.device.record(touched.end, stream)
     }
 }

@@ -58,6 +58,7 @@ mod pull;
 mod rejoin;
 mod replicas;
 mod resident;
+mod touch;
 mod update;
 
 pub use options::{Prefetch, RingOptions, Wrap};

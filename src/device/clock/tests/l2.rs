@@ -134,7 +134,7 @@ fn later_bytes_push_earlier_ones_out() {
     }
 }
 
-/// Bytes that a work names are there for the next one, as many as there is room for: those that nobody named go first.
+/// Bytes that a work names are there for the next one, as many as there is room for: those without a name go first.
 #[test]
 fn a_work_finds_what_the_one_before_has_read() {
     for (bytes, found) in [(2000, WINDOW), (WINDOW, WINDOW), (400, 400), (0, 0)] {
@@ -163,7 +163,7 @@ fn a_prefetch_of_memory_that_l2_does_not_keep_does_nothing() {
     assert_eq!((rig.device.run().unwrap(), rig.device.operations()), (0.0, 0));
 }
 
-/// Addresses that were mapped anew are other memory, which nobody has brought.
+/// Addresses that were mapped anew are other memory, which no prefetch has brought.
 #[test]
 fn what_was_remapped_is_not_found() {
     for remapped in [false, true] {
