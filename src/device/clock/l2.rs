@@ -8,8 +8,8 @@
 //! from its end on.
 //!
 //! **What it leaves out.** Sets and ways, lines, the two halves of some GPUs' caches, bytes that a device keeps on
-//! purpose, and the time of a hit: it counts as a part of the work's own demand. Works whose bytes the clock is not told
-//! push nothing out.
+//! purpose, and the time of a hit: it counts as a part of the work's own demand. Works whose bytes the clock is not
+//! told push nothing out.
 
 use std::collections::VecDeque;
 

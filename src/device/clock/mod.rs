@@ -210,8 +210,8 @@ impl ClockDevice {
     /// once: those that are in L2 ([`Costs::l2`]) when the work starts are not read from memory.
     ///
     /// # Errors
-    /// As [`ClockDevice::compute_in_memory`]; [`Kind::OutOfRange`] for a slice of another device, and for slices of more
-    /// bytes than `bytes`.
+    /// As [`ClockDevice::compute_in_memory`]; [`Kind::OutOfRange`] for a slice of another device, and for slices of
+    /// more bytes than `bytes`.
     pub fn compute_reading(
         &self,
         stream: Stream,

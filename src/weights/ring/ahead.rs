@@ -4,9 +4,9 @@
 //! ring the beginning of the next use's window is touched then ([`Device::prefetch`]).
 //!
 //! **Edges.** Into it: the release with which the use ended, and the next layer's arrival, before which it would bring
-//! bytes that no use reads. Out of it: the next pull that writes the buffer; the end of a capture, which it has to join;
-//! and the host, before anything is mapped anew. No use waits for it: one that begins before its end reads the rest from
-//! memory, as it would without.
+//! bytes that no use reads. Out of it: the next pull that writes the buffer; the end of a capture, which it has to
+//! join; and the host, before anything is mapped anew. No use waits for it: one that begins before its end reads the
+//! rest from memory, as it would without.
 //!
 //! **What it does not do.** It touches nothing across the border, where the next step's first layer would be pushed out
 //! again by what runs between; nothing if the next use is of the same layer; and nothing whose pull is not enqueued

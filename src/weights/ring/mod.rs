@@ -31,8 +31,8 @@
 //! graph, also of those that are resident at present, so a layer can become resident or sharded between two launches.
 //! How the graph ends is [`Wrap`]. A graph and single calls can take turns.
 //!
-//! **L2.** With [`RingOptions::prefetch`] the beginning of the next layer's window is brought into the device's L2 when a
-//! layer is left, on a stream of its own, behind the arrival; `ahead` says which edges that needs.
+//! **L2.** With [`RingOptions::prefetch`] the beginning of the next layer's window is brought into the device's L2
+//! when a layer is left, on a stream of its own, behind the arrival; `ahead` says which edges that needs.
 //!
 //! **Bounds and pace.** A buffer's stream has one pull, so no more copies run at once than there are buffers.
 //! [`RingOptions::parts`] cuts pulls into parts that begin at later points of the compute stream, for engines whose
@@ -166,7 +166,7 @@ impl<P: Pull> Ring<P> {
                 .with("layers", layers as u64)
                 .with("prefetched bytes", options.prefetch.map_or(0, |it| it.bytes))
                 .with("their rate", options.prefetch.map_or(0, |it| it.rate))
-                .hint("pass at least one micro-batch and one part, and no more draft layers than layers; a prefetch has bytes and a rate"));
+                .hint("pass at least one micro-batch and part, draft layers that there are, a prefetch of bytes at a rate"));
         }
         let places: Vec<Option<usize>> = (0..layers).map(|layer| pulls.buffer(layer)).collect();
         let sharded = |layer: &usize| places.get(*layer).is_some_and(Option::is_some);
