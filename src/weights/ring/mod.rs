@@ -166,7 +166,7 @@ impl<P: Pull> Ring<P> {
                 .with("layers", layers as u64)
                 .with("prefetched bytes", options.prefetch.map_or(0, |it| it.bytes))
                 .with("their rate", options.prefetch.map_or(0, |it| it.rate))
-                .hint("pass at least one micro-batch and part, draft layers that there are, a prefetch of bytes at a rate"));
+                .hint("pass at least one micro-batch and part, draft layers of the model, a prefetch with a rate"));
         }
         let places: Vec<Option<usize>> = (0..layers).map(|layer| pulls.buffer(layer)).collect();
         let sharded = |layer: &usize| places.get(*layer).is_some_and(Option::is_some);
