@@ -7,6 +7,8 @@
 mod borders;
 #[path = "support/engine.rs"]
 mod engine;
+#[path = "update/faults.rs"]
+mod faults;
 #[path = "support/faulty.rs"]
 mod faulty;
 #[expect(dead_code, reason = "what other tests use of it")]

@@ -13,7 +13,7 @@ use crate::windows::{Folder, MODEL, PATIENCE, Rank, expected, layers, patient, s
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Slice, Stream};
 use forebay::os::{Faults, NoFaults};
-use forebay::peer::Links;
+use forebay::peer::{Limits, Links};
 use forebay::weights::{Border, Group, Outcome, Plan, Pulls, Ring, RingOptions, Update, Windows};
 use forebay::{Kind, Result};
 
@@ -73,6 +73,18 @@ impl Engine {
         faults: &Arc<dyn Faults>,
         versions: &[u32],
     ) -> Result<Engine> {
+        Engine::within(patient(), device, (rank, ranks), folder, faults, versions)
+    }
+
+    /// The same with other limits of its sessions.
+    pub fn within(
+        limits: Limits,
+        device: &Arc<dyn Device>,
+        (rank, ranks): (u32, u32),
+        folder: &Path,
+        faults: &Arc<dyn Faults>,
+        versions: &[u32],
+    ) -> Result<Engine> {
         let plan = plan(rank, ranks);
         let mut own = Rank::new(device, plan.clone(), Pulls { copy: 2 * grain() }, faults)?;
         for (layer, version) in plan.layers().iter().zip(versions) {
@@ -86,7 +98,7 @@ impl Engine {
         }
         let hello = own.windows.hello(MODEL, own.stream)?;
         let mut links = loop {
-            match Links::meet(folder, hello, patient(), Arc::clone(faults)) {
+            match Links::meet(folder, hello, limits, Arc::clone(faults)) {
                 // A rank that it met has ended meanwhile.
                 Err(error) if error.kind() == Kind::PeerLost => {}
                 met => break met?,

@@ -29,10 +29,10 @@ const ACTS: u64 = 8;
 const MUCH: u64 = 1 << 40;
 
 /// Numbers by a seed.
-struct Draws(u64);
+pub struct Draws(pub u64);
 
 impl Draws {
-    fn below(&mut self, most: u64) -> u64 {
+    pub fn below(&mut self, most: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % most
     }
@@ -327,7 +327,7 @@ impl<'a> Process<'a> {
 }
 
 /// Open descriptors.
-fn descriptors() -> usize {
+pub fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
@@ -375,7 +375,7 @@ fn world(seed: u64, history: History) {
     });
 }
 
-fn soaks() -> bool {
+pub fn soaks() -> bool {
     std::env::var_os("FOREBAY_SOAK").is_some()
 }
 
