@@ -93,8 +93,9 @@ enum Phase {
     Commit,
 }
 
-/// The other side. Whenever the rank has nothing to do but to wait, it does one thing, and a byte of `script` says how
-/// it differs from what an honest rank would do. Behind the script it is honest, and it ends when it has nothing to say.
+/// The other side. Whenever the rank has nothing to do but to wait, it does one thing, and a byte of `script` says
+/// how it differs from what an honest rank would do. Behind the script it is honest, and it ends when it has
+/// nothing to say.
 struct Other {
     script: Vec<u8>,
     socket: Option<UnixStream>,

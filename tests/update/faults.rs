@@ -1,7 +1,7 @@
-//! Phases of a change and of an update by kinds of faults, by a seed: one rank is refused a call of the system, sends and
-//! receives among them, or every call from one on, as one that is killed, or is stopped for longer than the others wait.
-//! Every call ends, no layer that can be used shows another version than it says, a version is one that all have, and
-//! descriptors and memory are those of before.
+//! Phases of a change and of an update by kinds of faults, by a seed: one rank is refused a call of the system,
+//! sends and receives among them, or every call from one on, as one that is killed, or is stopped for longer than
+//! the others wait. Every call ends, no layer that can be used shows another version than it says, a version is one
+//! that all have, and descriptors and memory are those of before.
 
 use std::collections::BTreeSet;
 use std::path::Path;

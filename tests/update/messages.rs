@@ -43,7 +43,7 @@ fn whatever_another_rank_says_of_an_update_no_weight_is_wrong() {
     }
     for what in [
         "share: layer 3: the part of another layer",
-        "share: a descriptor that is not shared memory of sealed size",
+        "share: a descriptor that is not shared memory",
         "share: a rank that gave other parts than its hello announced",
         "share: lies",
         "update: a message that begins no update",
@@ -60,6 +60,6 @@ fn whatever_another_rank_says_of_an_update_no_weight_is_wrong() {
         "aborted: the connection was closed",
         "commit: done",
     ] {
-        assert!(reached.contains(what), "{what} is not among {reached:#?}");
+        assert!(reached.iter().any(|one| one.starts_with(what)), "{what} is not among {reached:#?}");
     }
 }

@@ -1,5 +1,5 @@
-//! What an update does with the sessions: they are served while its parts are hashed, and who was told of the old version
-//! has to meet anew.
+//! What an update does with the sessions: they are served while its parts are hashed, and who was told of the old
+//! version has to meet anew.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};

@@ -1,6 +1,6 @@
-//! Worlds of a seed: three ranks step, change what is resident, take new versions or give them up at any point, end at
-//! any point and are started again, in any order. All ranks know the acts before, and a list of versions, which the acts
-//! alone change, says what each byte of each use is. Memory is counted, in the long one descriptors too.
+//! Worlds of a seed: three ranks step, change what is resident, take new versions or give them up at any point, end
+//! at any point and are started again, in any order. All ranks know the acts before, and a list of versions, which
+//! the acts alone change, says what each byte of each use is. Memory is counted, in the long one descriptors too.
 
 use std::collections::BTreeSet;
 use std::process::Command;

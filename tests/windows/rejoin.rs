@@ -315,8 +315,8 @@ fn a_refused_remap_leaves_a_part_as_it_was_or_its_layer_unusable() {
     }
 }
 
-/// What a layer that cannot be used maps may be of another version than its digests say, so no rank is attached over it.
-/// The call changes nothing.
+/// What a layer that cannot be used maps may be of another version than its digests say, so no rank is attached
+/// over it. The call changes nothing.
 #[test]
 fn no_rank_is_attached_over_a_layer_that_cannot_be_used() {
     let folder = Folder::new();
@@ -339,8 +339,8 @@ fn no_rank_is_attached_over_a_layer_that_cannot_be_used() {
     (1..4).for_each(|layer| rank.pull(layer));
 }
 
-/// The first process of rank 2 ends when it has met rank 0 and not rank 1. So rank 0 waits for the parts of rank 1, which
-/// waits for a process of rank 2; when that is there, all three come together.
+/// The first process of rank 2 ends when it has met rank 0 and not rank 1. So rank 0 waits for the parts of rank 1,
+/// which waits for a process of rank 2; when that is there, all three come together.
 #[test]
 fn a_rank_that_ends_between_two_meetings_is_met_again() {
     let folder = Folder::new();
