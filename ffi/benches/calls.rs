@@ -1,10 +1,11 @@
-//! Claim: a layer call through C costs at most 100 ns more than the Rust call, for a whole batch at once.
+//! Claim: a layer call through C costs at most 100 ns more than the Rust call, for a whole batch at once; so does a call
+//! of a step of sharded weights.
 //!
 //! The C side is the shared library, built in release and opened as any program opens it; the Rust side is the crate
 //! itself. Both make the same calls on an inline host device: `fb_layer` and `Cache::layer` for every layer of a step,
 //! at batch 1, 8 and 64, k 64 and 2,048, with every row resident and with an eighth of the rows missed. The bench times
 //! only these calls, by the thread's CPU time, and alternates the sides. The figure is the median difference over the
-//! rounds.
+//! rounds. The calls of sharded weights are begin, enter and leave of 64 layers, and end, of a rank that is alone.
 //!
 //! For machines too noisy for nanoseconds, `FOREBAY_COUNT_SIDE=c` or `=rust` makes `FOREBAY_COUNT_STEPS` steps of the
 //! smallest shape on one side alone and prints the number of calls, for a count of instructions under callgrind.
@@ -14,6 +15,8 @@ mod clock;
 #[allow(dead_code, reason = "a bench takes what it needs")]
 #[path = "../../benches/support/race.rs"]
 mod race;
+#[path = "support/ring.rs"]
+mod ring;
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::process::Command;
@@ -206,6 +209,7 @@ type Handle = *mut c_void;
 /// The calls, as `include/forebay.h` declares them.
 #[derive(Clone, Copy)]
 struct Calls {
+    library: *mut c_void,
     device_create: unsafe extern "C" fn(*const DeviceConfig, *mut c_char, usize, *mut Handle) -> u32,
     cache_create: unsafe extern "C" fn(Handle, *const CacheConfig, *mut c_char, usize, *mut Handle) -> u32,
     open: unsafe extern "C" fn(Handle, *const OpenConfig, *mut u64) -> u32,
@@ -265,6 +269,7 @@ impl Calls {
         // SAFETY: an open library, and each field's type is what the header declares.
         unsafe {
             Ok(Calls {
+                library,
                 device_create: function(library, c"fb_device_create")?,
                 cache_create: function(library, c"fb_cache_create")?,
                 open: function(library, c"fb_open")?,
@@ -409,8 +414,26 @@ fn measure(criterion: &mut Criterion, calls: Calls, point: Point) {
     let Point { batch, k, misses } = point;
     let what =
         format!("layer, batch {batch}, k {k}, {}", if misses { "an eighth missed" } else { "all hits" });
-    record(criterion, &what, &mut sides);
-    let [rust, c] = &mut sides;
+    compare(criterion, &what, &mut sides);
+}
+
+/// The calls of a step of sharded weights.
+fn measure_ring(criterion: &mut Criterion, calls: Calls) {
+    let folder = std::env::temp_dir().join(format!("forebay-bench-{}", std::process::id()));
+    done(std::fs::create_dir_all(&folder));
+    let path = done(CString::new(folder.as_os_str().as_encoded_bytes()));
+    let (mut rust, mut c) = (done(ring::InRust::new()), done(ring::ThroughC::new(calls.library, &path)));
+    let mut sides = [
+        Side::new("rust", || (done(rust.pass()), ring::CALLS)),
+        Side::new("c", || (done(c.pass()), ring::CALLS)),
+    ];
+    compare(criterion, "step of sharded weights", &mut sides);
+    done(std::fs::remove_dir_all(&folder));
+}
+
+fn compare(criterion: &mut Criterion, what: &str, sides: &mut [Side<'_>; 2]) {
+    record(criterion, what, sides);
+    let [rust, c] = sides;
     let (more, ns) = difference(rust, c);
     let verdict = if more <= MOST_NS { "met" } else { "MISSED" };
     println!("claim: {what}: C {more:+.0} ns to Rust's {ns:.0} (target {MOST_NS:.0}, {verdict})");
@@ -448,5 +471,6 @@ fn main() {
             }
         }
     }
+    measure_ring(&mut criterion, calls);
     criterion.final_summary();
 }

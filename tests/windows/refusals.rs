@@ -14,7 +14,7 @@ use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::os::{Call, Faults, Inject, Map, NoFaults, Protection, Request};
 use forebay::peer::{Event, Hello, Limits, Links};
-use forebay::weights::{Group, Plan, Pulls};
+use forebay::weights::{Group, Plan, Pulls, Ring, RingOptions};
 use forebay::{Error, Kind, Result};
 
 use crate::faulty::Faulty;
@@ -549,6 +549,11 @@ fn other_bytes_than_announced_are_found() {
         };
         (0..4).for_each(corrupt);
         assert_eq!(rank.windows.verify_layer(4, rank.stream).unwrap_err().kind(), Kind::OutOfRange);
+        // The same of windows in a ring, while a step is open.
+        let (device, stream) = (Arc::clone(&rank.device), rank.stream);
+        let mut ring = Ring::new(&device, rank.windows, RingOptions::default()).unwrap();
+        ring.begin(1, 0).unwrap();
+        assert_eq!([0, 1, 2, 3].map(|layer| ring.verify_layer(layer, stream)), by_layer);
         drop(links);
     });
 }

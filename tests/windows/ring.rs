@@ -4,16 +4,18 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Stream};
-use forebay::weights::{Odd, Pulls, Ring, RingOptions, Sharding, Source};
+use forebay::peer::{Limits, Links};
+use forebay::weights::{Group, Odd, Plan, Pulls, Ring, RingOptions, Sharding, Source};
 use forebay::{Kind, Result};
 
 use crate::faulty::Faulty;
 use crate::windows::{Rank, group, layers, sharding};
-use crate::{alone, alone_on, devices, grain};
+use crate::{alone, alone_on, devices, grain, no_faults};
 
 /// Steps of a run.
 const STEPS: usize = 3;
@@ -230,6 +232,48 @@ fn no_step_begins_over_a_broken_layer() {
     let error = ring.launch(stream, launch).unwrap_err();
     assert_eq!((error.kind(), launches.into_inner()), (Kind::DeviceFailed, 1), "{error}");
     assert_eq!(ring.begin(1, 0), Err(error));
+}
+
+/// A caller that keeps windows and ring as one makes the ring first, and fills and shares the windows in it.
+#[test]
+fn a_ring_is_made_before_its_windows_are_filled_and_shared() {
+    let bytes: Vec<Vec<u64>> = (0..4).map(|_| vec![grain()]).collect();
+    let refused = |ring: &mut Ring, words: &str| {
+        let error = ring.filling().map(|_| ()).unwrap_err();
+        assert_eq!((error.kind(), error.number("rank")), (Kind::InvalidState, Some(0)));
+        assert!(error.place().contains(words), "{error}");
+    };
+    for begun in [false, true] {
+        let plan =
+            Plan::new(&layers(&bytes), Group { id: 0, rank: 0, ranks: 1 }, &sharding(grain())).unwrap();
+        let mut rank = Rank::new(&devices(1)[0], plan, Pulls::default(), &no_faults()).unwrap();
+        let one = alone(&[vec![grain()]], &sharding(grain()));
+        let (device, stream) = (Arc::clone(&rank.device), rank.stream);
+        let windows = std::mem::replace(&mut rank.windows, one.windows);
+        let mut ring = Ring::new(&device, windows, RingOptions::default()).unwrap();
+        let name = ring.pulls().plan().layers()[0].layout.tensors()[0].name.clone();
+        for layer in 0..4 {
+            let from = rank.holds(&vec![layer as u8 + 1; grain() as usize]);
+            ring.filling().unwrap().fill(layer, &name, from, stream).unwrap();
+            rank.wait().unwrap();
+            assert!(
+                rank.read(ring.pulls().layer(layer).unwrap()).iter().all(|byte| *byte == layer as u8 + 1)
+            );
+        }
+        if begun {
+            ring.begin(1, 0).unwrap();
+            refused(&mut ring, "a step has begun");
+            ring.abandon().unwrap();
+            refused(&mut ring, "a step has begun");
+            continue;
+        }
+        let hello = ring.filling().unwrap().hello([0; 32], stream).unwrap();
+        let mut links = Links::over(Vec::new(), hello, Limits::default(), no_faults()).unwrap();
+        assert!(!ring.pulls().is_shared());
+        ring.filling().unwrap().share(&mut links, stream, Duration::ZERO).unwrap();
+        assert!(ring.pulls().is_shared());
+        refused(&mut ring, "shared");
+    }
 }
 
 /// A rank that ended: its memory stays mapped, so the others make its layers resident and go on.

@@ -10,6 +10,7 @@ use std::thread;
 use super::*;
 use crate::links::*;
 use crate::ring::*;
+use crate::testing::allocations;
 use crate::update::*;
 use crate::weights::*;
 
@@ -343,8 +344,8 @@ fn a_layer_is_made_resident_and_sharded_again_at_the_same_address() {
         let least = rank.bytes();
         let before = rank.layer(3);
         let call = |status| rank.ok(status);
-        // SAFETY, for all of these: nothing is passed but room for the results.
         let mut bytes = 0;
+        // SAFETY: nothing is passed but room for results.
         call(unsafe { fb_weights_make_resident(rank.weights, 3, null_mut()) });
         let after = rank.layer(3);
         assert_eq!((after.is_resident, after.is_sharded, after.address), (1, 1, before.address));
@@ -425,6 +426,65 @@ fn a_launch_calls_back_once_and_its_result_is_that_of_the_call() {
     });
 }
 
+/// A launch's callback that forks, and where it returns.
+struct Forks {
+    is_child: bool,
+    state: i32,
+}
+
+unsafe extern "C" fn forks(data: *mut c_void, _stream: *mut c_void) -> u32 {
+    // SAFETY: the data of the test below, which nothing else uses meanwhile; the child runs on alone.
+    unsafe {
+        let forks = &mut *data.cast::<Forks>();
+        let child = libc::fork();
+        forks.is_child = child == 0;
+        if child > 0 {
+            libc::waitpid(child, &raw mut forks.state, 0);
+        }
+    }
+    0
+}
+
+#[test]
+fn a_launch_that_forks_is_closed_in_the_child_and_goes_on_in_the_parent() {
+    let folder = Folder::new();
+    let mut rank = alone(Model::new().config(0));
+    let met = rank.meet(&folder);
+    rank.ok(met);
+    rank.ok(rank.share());
+    let mut seen = Forks { is_child: false, state: -1 };
+    // SAFETY: the callback's data live longer than the call.
+    let status = unsafe { fb_weights_launch(rank.weights, null_mut(), Some(forks), (&raw mut seen).cast()) };
+    if seen.is_child {
+        let closed = status == FbClosed && rank.begin() == FbClosed;
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(!closed)) };
+    }
+    rank.ok(status);
+    assert_eq!(seen.state, 0, "the child's");
+    rank.step(0);
+    rank.close();
+}
+
+#[test]
+fn a_step_allocates_nothing() {
+    let folder = Folder::new();
+    both(|number| {
+        let rank = Rank::shared(&folder, number);
+        rank.step(0);
+        let step = || {
+            let mut all = rank.begin() as u32;
+            for layer in 0..MODEL {
+                all |= rank.enter(layer) as u32 | rank.leave(layer) as u32;
+            }
+            assert_eq!(all | rank.end() as u32, 0);
+        };
+        step();
+        assert_eq!(allocations(step), 0);
+        rank.close();
+    });
+}
+
 #[test]
 fn a_rank_that_ended_comes_back_at_the_same_addresses() {
     let folder = Folder::new();
@@ -483,6 +543,10 @@ fn all_ranks_take_a_new_version_at_one_border_or_none_does() {
         rank.step(0);
         let (address, least) = (rank.layer(4).address, rank.bytes());
         let update = rank.update(3, &layers);
+        if number == 0 {
+            // What rank 1 says of its update meanwhile is kept for the call that takes it.
+            assert_eq!(rank.event(300).0.kind, FB_LINKS_NOTHING);
+        }
         assert_eq!(rank.share_update(update), FbOk, "{}", text_of(update));
         // SAFETY: nothing is passed.
         unsafe {
@@ -653,8 +717,9 @@ fn micro_batches_and_draft_passes_are_entered_in_their_order() {
     rank.ok(met);
     rank.ok(rank.share());
     let mut other = null_mut();
-    // SAFETY, for all of these: nothing is passed but room for a stream.
+    // SAFETY: room for the result.
     rank.ok(unsafe { fb_stream_create(rank.device, &raw mut other) });
+    // SAFETY: nothing is passed.
     let begin = |batches, passes| unsafe { fb_weights_begin(rank.weights, batches, passes) };
     assert_eq!((begin(0, 0), begin(3, 0)), (FbOutOfRange, FbOutOfRange));
     rank.ok(begin(2, 3));
