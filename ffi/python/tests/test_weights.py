@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 import forebay
+from forebay import sharding
+from forebay._library import ffi
+from forebay.links import config_of, milliseconds
 from conftest import OnCuda, on_host
 from ranks import BYTES, GRANULE, HALF, LAYERS, NAME, WAIT, Rank, content, each, group
 from test_cuda import cuda  # noqa: F401 - a fixture
@@ -121,6 +124,23 @@ def test_a_budget_shards_the_fewest_layers() -> None:
         assert forebay.Weights.plan(small, layers, [NAME], rank=0, ranks=2).device == least
         with pytest.raises(forebay.OutOfMemory):
             forebay.Weights(small, layers, [NAME], rank=0, ranks=2)
+
+
+def test_every_argument_reaches_its_field() -> None:
+    whole = {"rank": 1, "ranks": 4, "group": 1 << 40, "draft_layers": 1}
+    chosen = {"source": "host", "odd": "last", "wrap": "behind"}
+    numbers = {"budget": 5 << 40, "copy_bytes": 6 << 40, "micro_batches": 7, "parts": 8}
+    config, _held = sharding.declare([{"a": (9, 16)}, {"b": 1 << 40}], ["a", "*b"], whole, chosen, numbers)
+    found = {name: getattr(config, name) for name in [*whole, *chosen, *numbers]}
+    assert found == {**whole, **numbers, "source": 1, "odd": 3, "wrap": 1}
+    tensors = [config.tensors[at] for at in range(config.tensor_count)]
+    assert [(one.layer, one.bytes, one.align) for one in tensors] == [(0, 9, 16), (1, 1 << 40, 0)]
+    assert (config.layers, config.pattern_count, config.reserved) == (2, 2, 0)
+    given, _path = config_of("folder", bytes(range(32)), 1, 0.0021, 3.5, 70000)
+    assert (given.hello_ms, given.interval_ms, given.lost_ms, given.queue_bytes) == (1000, 3, 3500, 70000)
+    assert bytes(given.geometry) == bytes(range(32)) and ffi.string(given.folder) == b"folder"
+    # A time is never rounded to nothing.
+    assert [milliseconds(time, "time") for time in (0, 1e-9, 2)] == [0, 1, 2000]
 
 
 def test_a_layer_has_its_tensors_in_order_and_aligned(alone: Rank) -> None:

@@ -6,6 +6,7 @@ import gc
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 from typing import Any, Callable, Iterator
@@ -48,18 +49,24 @@ def later() -> Iterator[tuple[Rank, Callable[[], Gate]]]:
     rank.close()
 
 
+# Threads on which a tensor of `filled` has ended.
+ended: list[int] = []
+
+
 def filled(fill: Callable[..., object], layer: int = 0, version: int = 0) -> weakref.ref[Any]:
     """Fills a layer from a tensor that nothing else keeps."""
     tensor = content(layer, version)
     fill(layer, NAME, tensor)
-    return weakref.ref(tensor)
+    return weakref.ref(tensor, lambda _: ended.append(threading.get_ident()))
 
 
-def test_a_tensor_lives_until_its_copy_has_run_and_no_longer(later: tuple[Rank, Callable[[], Gate]]) -> None:
+def test_a_tensor_lives_until_its_copy_has_run_and_no_longer(
+    later: tuple[Rank, Callable[[], Gate]], tmp_path: Path
+) -> None:
     rank, hold = later
+    ended.clear()
     first = filled(rank.weights.fill)
     rank.device.wait()
-    # It is released on this thread, by a later call: never on a thread of the device.
     second = filled(rank.weights.fill, 1)
     assert first() is None
     gate = hold()
@@ -68,6 +75,11 @@ def test_a_tensor_lives_until_its_copy_has_run_and_no_longer(later: tuple[Rank, 
     assert third() is not None and fourth() is not None
     gate.open()
     assert (second(), third(), fourth()) == (None, None, None)
+    fifth, sixth = filled(rank.weights.fill, 4), filled(rank.weights.fill, 5)
+    rank.weights.meet(tmp_path).close()
+    assert (fifth(), sixth()) == (None, None)
+    # Never on a thread of the device, where the end of a tensor might call CUDA.
+    assert ended == [threading.get_ident()] * 6
     assert not rank.device._handle.lent and not rank.device._handle.copied
 
 
