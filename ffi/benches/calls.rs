@@ -1,5 +1,5 @@
-//! Claim: a layer call through C costs at most 100 ns more than the Rust call, for a whole batch at once; so does a call
-//! of a step of sharded weights.
+//! Claim: a layer call through C costs at most 100 ns more than the Rust call, for a whole batch at once. So does a
+//! call of a step of sharded weights.
 //!
 //! The C side is the shared library, built in release and opened as any program opens it; the Rust side is the crate
 //! itself. Both make the same calls on an inline host device: `fb_layer` and `Cache::layer` for every layer of a step,

@@ -356,7 +356,7 @@ TRY(plan) {
     return fb_plan(P(1, &config), NULL, 0, P(2, FILL(planned)));
 }
 
-/* Weights of one rank: two layers of one tensor, which are sharded over nobody. */
+/* Weights of one rank: two layers of one tensor, of which it keeps all. */
 static const char CALLS_TENSOR[] = "o_proj";
 enum { CALLS_TENSOR_BYTES = 3000 };
 static const unsigned char CALLS_BYTES[CALLS_TENSOR_BYTES];
@@ -548,7 +548,7 @@ static inline void make_files(world *w) {
     IS(FB_OK, fb_requests_create(CALLS_REQUESTS, 16, NULL, 0, &w->requests));
 }
 
-/* Weights of one rank that were shared, its sessions with nobody, and an update that is being filled. */
+/* Weights of one rank that were shared, its sessions, of which there are none, and an update that is being filled. */
 static inline void make_weights(world *w) {
     calls_model model;
     fb_links_config links = calls_links();

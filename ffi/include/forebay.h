@@ -2562,10 +2562,10 @@ fb_status fb_trace_destroy(struct fb_trace *trace);
 
 // Begins an update of `layers` to `version`: takes the memory of this rank's new parts, and nothing else changes.
 // Steps go on with the old version. All ranks begin it with the same version and layers. `version` is above all that
-// were begun before, also those that failed. `at_most` bounds the bytes of device memory that it takes; FB_OUT_OF_MEMORY
-// says how many it needs. Errors are texts of `weights`. FB_INVALID_STATE before the parts were shared. FB_BUSY while
-// another update of these weights is there: destroy it first, unless it was committed or aborted. FB_UNSUPPORTED with
-// FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no layers, or one twice.
+// were begun before, also those that failed. `at_most` bounds the bytes of device memory that it takes;
+// FB_OUT_OF_MEMORY says how many it needs. Errors are texts of `weights`. FB_INVALID_STATE before the parts were
+// shared. FB_BUSY while another update of these weights is there: destroy it first, unless it was committed or
+// aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no layers, or one twice.
 //
 // Requires:
 // `layers` has `layer_count` entries; `update` has room for the result.

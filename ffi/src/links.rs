@@ -1,4 +1,5 @@
-//! The sessions of a rank with the others of its group: how they meet, share their weights, and learn that one has died.
+//! The sessions of a rank with the others of its group: how they meet, share their weights, and learn that one has
+//! died.
 //!
 //! C never sees the messages of an update that is under way: they are kept for the call that reads them.
 

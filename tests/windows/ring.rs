@@ -251,8 +251,8 @@ fn a_ring_is_made_before_its_windows_are_filled_and_shared() {
         let (device, stream) = (Arc::clone(&rank.device), rank.stream);
         let windows = std::mem::replace(&mut rank.windows, one.windows);
         let mut ring = Ring::new(&device, windows, RingOptions::default()).unwrap();
-        let name = ring.pulls().plan().layers()[0].layout.tensors()[0].name.clone();
         for layer in 0..4 {
+            let name = ring.pulls().plan().layers()[layer].layout.tensors()[0].name.clone();
             let from = rank.holds(&vec![layer as u8 + 1; grain() as usize]);
             ring.filling().unwrap().fill(layer, &name, from, stream).unwrap();
             rank.wait().unwrap();

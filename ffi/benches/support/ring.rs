@@ -1,5 +1,5 @@
-//! The calls of a step that sharded weights need, on both sides: begin, enter and leave of each layer, and end, of a rank
-//! that is alone, so that a pull has no copies and only the calls are timed.
+//! The calls of a step that sharded weights need, on both sides: begin, enter and leave of each layer, and end. The
+//! rank is alone, so a pull has no copies and only the calls are timed.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;

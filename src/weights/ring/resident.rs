@@ -64,8 +64,8 @@ impl Ring<Windows> {
         result
     }
 
-    /// The windows before their first step, to be filled and shared. So a caller can make the ring first, and everything
-    /// that may be refused is refused when nothing is filled yet.
+    /// The windows before their first step, to be filled and shared. So a caller can make the ring first, and
+    /// everything that may be refused is refused when nothing is filled yet.
     ///
     /// # Errors
     /// [`Kind::InvalidState`] once the parts were shared, or a step has begun.
