@@ -1,5 +1,6 @@
 //! Tests that the programs on the pages about embedding and about sharded weights run: here those in C and C++,
-//! compiled against an installed library. `tests/integration.rs` tests the Rust one; the Python package's tests have theirs.
+//! compiled against an installed library. `tests/integration.rs` tests those in Rust; the Python package's tests have
+//! theirs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
