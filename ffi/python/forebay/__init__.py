@@ -10,6 +10,10 @@ threads may use different caches. A tensor is NumPy's, torch's, or any object wi
 package copies no tensor, and rejects a tensor that does not fit before it writes anything. Only `Device.wait`,
 `Step.retire(wait=True)` and closing a cache wait for a device.
 
+`Weights` are what the data-parallel ranks of a host share: each keeps a part, and pulls the others' while layers
+compute. Their calls that meet other ranks, share, verify, commit or move memory wait, and say so; those of a step do
+not.
+
 `forebay.flashmla` makes index tensors and block tables for attention kernels; `forebay.prometheus` is a collector.
 """
 
