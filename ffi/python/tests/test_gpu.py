@@ -15,6 +15,8 @@ import subprocess
 import sys
 import textwrap
 import types
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Callable, Iterator
 
 import numpy as np
@@ -391,6 +393,69 @@ def test_device_memory_becomes_a_tensor_by_dlpack_and_by_the_array_interface(pla
     both.close()
     # A view keeps the memory alive, even if it is closed.
     assert place.read(again[2][5])[7] == 7
+
+
+WEIGHTS, WEIGHT_BYTES = 4, 4 << 20
+
+
+def weights_of(layer: int) -> np.ndarray[Any, Any]:
+    """A layer's tensor, in which each word has its own value."""
+    return (np.arange(WEIGHT_BYTES // 4) + (layer << 24)).astype(np.int32)
+
+
+def shared(place: Place, folder: Path) -> list[forebay.Weights]:
+    """Two ranks on the GPU, which share four layers. Each was filled from arrays that are gone."""
+    layers = [{"o_proj": WEIGHT_BYTES}] * WEIGHTS
+    ranks = [forebay.Weights(place.device(), layers, ["o_proj"], rank=rank, ranks=2) for rank in range(2)]
+    for weights in ranks:
+        for layer in range(WEIGHTS):
+            weights.fill(layer, "o_proj", place.array(weights_of(layer)))
+
+    def join(weights: forebay.Weights) -> None:
+        with weights.meet(folder) as links:
+            weights.share(links, 60)
+            # The other rank may still need an answer.
+            links.end()
+            while not links.poll(60).is_over:
+                continue
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(join, ranks))
+    assert not any(weights.device._handle.lent for weights in ranks)
+    return ranks
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_ranks_pull_each_others_weights_behind_the_engines_work(place: Place, tmp_path: Path, captured: bool) -> None:
+    for weights in shared(place, tmp_path):
+        stream = place.stream()
+        views = [place.view(weights.tensor(layer, "o_proj")) for layer in range(WEIGHTS)]
+        nothing = np.zeros(WEIGHT_BYTES, np.uint8)
+        seen = [place.array(nothing) for _ in range(WEIGHTS)]
+
+        def uses() -> None:
+            for layer in range(WEIGHTS):
+                with weights.use(layer, stream):  # noqa: B023 - called in this turn
+                    place.copy(seen[layer], views[layer], stream.cuda_stream)  # noqa: B023 - the same
+
+        replay: list[Callable[[], None]] = []
+        if captured:
+            # Before the capture, which has the pulls of all other layers.
+            weights.begin()
+            with place.capture(stream) as replay:
+                uses()
+                weights.end(stream)
+        for _ in range(3):
+            if captured:
+                weights.launch(lambda _on: replay[0](), stream)  # noqa: B023 - the same
+            else:
+                with weights.step(stream=stream):
+                    uses()
+            for layer, one in enumerate(seen):
+                assert (place.read(one).view(np.int32) == weights_of(layer)).all(), layer
+                place.write(one, nothing)
+        weights.close()
+        place.end(stream)
 
 
 def test_a_position_beyond_the_length_fails_the_step_and_truncate_repairs_the_sequence(place: Place) -> None:
