@@ -101,7 +101,8 @@ def fill(
     found = look(tensor, "tensor")
     given = f"{describe(found.dtype, found.shape)} in {found.device}:{found.number}"
     if (found.device, found.number) not in (tuple(device.place), tuple(HOST)):
-        raise InvalidArgument("tensor", given, f"one in {device.place} or in host memory")
+        places = " or in ".join(dict.fromkeys([str(device.place), str(HOST)]))
+        raise InvalidArgument("tensor", given, f"one in {places}")
     if not contiguous(found.shape, found.strides):
         raise InvalidArgument("tensor", f"{given} with strides {found.strides}", "a C-contiguous one")
     layer, name = index(place[0], "layer"), text_bytes(place[1], "name")

@@ -206,7 +206,7 @@ def test_a_tensor_that_does_not_fit_is_refused(alone: Rank) -> None:
         with pytest.raises(forebay.InvalidArgument, match=says):
             weights.fill(0, NAME, tensor)
     elsewhere = forebay.CudaMemory(alone.device._handle, 4096, forebay.tensors.Place("cuda", 0), (BYTES,), None)
-    with pytest.raises(forebay.InvalidArgument, match=r"cuda:0; expected one in host memory"):
+    with pytest.raises(forebay.InvalidArgument, match=r"cuda:0; expected one in host memory$"):
         weights.fill(0, NAME, elsewhere)
     for layer, name, tensor in ((0, NAME, good[:-1]), (0, "q_proj", good), (LAYERS, NAME, good)):
         with pytest.raises(forebay.OutOfRange):
@@ -561,7 +561,8 @@ def test_windows_on_cuda_are_described_as_what_they_are(cuda: forebay.CudaDevice
             cuda.wait()
             own.host()[:] = np.arange(size // 4) + layer
             weights.fill(layer, NAME, own)
-        weights.fill(1, NAME, own)
+        with pytest.raises(forebay.InvalidArgument, match="in cuda:1; expected one in cuda:0 or in host memory$"):
+            weights.fill(1, NAME, forebay.CudaMemory(cuda._handle, 4096, forebay.tensors.Place("cuda", 1), (4,), None))
         cuda.wait()
         view = weights.tensor(1, NAME, (16, size // 64), np.float32)
         assert isinstance(view, forebay.CudaMemory) and view.readonly and view.place == cuda.place
