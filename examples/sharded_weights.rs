@@ -100,6 +100,10 @@ pub fn table() -> Result<String> {
     })
 }
 
+/// Runs the ranks and prints a line for each.
+///
+/// # Errors
+/// Those of a rank.
 pub fn main() -> Result<()> {
     print!("{}", table()?);
     Ok(())

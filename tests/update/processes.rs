@@ -180,7 +180,8 @@ fn rank((own, ranks): (u32, u32), death: Death, folder: &Path) -> Result<u32> {
         let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
         let before = open();
         engine.updates(3, &all)?;
-        assert_eq!(open(), before);
+        // A faster rank's first message may have been there before; behind the last update none is.
+        assert!(open() <= before, "{} of {before}", open());
         return Ok(3);
     }
     let version = match &outcome {

@@ -158,31 +158,41 @@ class Served:
     """Serves the sessions on a thread of its own, so that no rank takes this one for dead while it computes."""
 
     def __init__(self, links: forebay.Links) -> None:
-        self.links, self.over = links, False
-        self.lost: forebay.LinkEvent | None = None
+        self.links, self.done = links, False
+        self.failed: Exception | None = None
         self.thread = threading.Thread(target=self._serve, daemon=True)
         self.thread.start()
 
     def _serve(self) -> None:
-        while not self.over and self.lost is None:
-            event = self.links.poll(WAIT)
-            if event.kind == "lost":
-                self.lost = event
+        try:
+            # The sessions of a group of one are over from the beginning.
+            while not self.done and not self._next(WAIT):
+                pass
+        except (Failed, forebay.ForebayError) as error:
+            self.failed = error
+
+    def _next(self, at_most: float) -> bool:
+        """Waits for an event; whether all sessions are over."""
+        event = self.links.poll(at_most)
+        if event.kind == "lost":
+            raise Failed(f"rank {event.rank} was lost: {event.error}")
+        return event.is_over
 
     def check(self) -> None:
-        """Raises `Failed` if another rank has died."""
-        if self.lost is not None:
-            raise Failed(f"rank {self.lost.rank} was lost: {self.lost.error}")
+        """Raises what has ended the thread, such as the loss of another rank."""
+        if self.failed is not None:
+            raise self.failed
 
     def close(self) -> None:
         """Says that this rank is done, and waits until the others are."""
-        self.over = True
+        self.done = True
         self.thread.join()
         self.check()
         self.links.end()
-        while not (event := self.links.poll(PATIENCE)).is_over:
-            if event.kind in ("lost", "nothing"):
-                raise Failed(f"rank {event.rank} was lost: {event.error}")
+        until = time.monotonic() + PATIENCE
+        while not self._next(WAIT):
+            if time.monotonic() > until:
+                raise Failed(f"other ranks are not done after {PATIENCE} s")
         self.links.close()
 
 

@@ -21,7 +21,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,10 +159,10 @@ class Stored:
         from safetensors import SafetensorError, safe_open
 
         try:
-            self.file = safe_open(path, framework="numpy")
+            file: Any = safe_open(path, framework="numpy")
         except SafetensorError as error:
             raise ValueError(str(error)) from None
-        self.sizes = Sizes(**json.loads((self.file.metadata() or {})["sizes"]))
+        self.file, self.sizes = file, Sizes(**json.loads((file.metadata() or {})["sizes"]))
 
     def tensor(self, name: str) -> Floats:
         """See `Weights`."""
