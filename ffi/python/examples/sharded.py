@@ -92,7 +92,7 @@ class Sharded(Model):
         self.waited = 0.0
 
     def attention(self, source: Source, number: int) -> tuple[Floats, Floats]:
-        """See `Model`: fills a layer's window. Its addresses can be had when the other ranks have filled theirs."""
+        """See `Model`: fills a layer's window. Its addresses are there when the other ranks have shared theirs."""
         for name, whole in zip(NAMES, super().attention(source, number), strict=True):
             given, seen = self.staged[name]
             bits = whole.view(np.int32)
