@@ -203,9 +203,13 @@ class DeviceHandle:
                 return
 
     def wait(self) -> None:
-        """Waits for its streams."""
-        for stream in self.streams.copy().values():
-            lib.fb_stream_wait(self.pointer, stream)
+        """Waits for its streams. A call that is noted before and after was never enqueued: an exception came between.
+        Its note would keep the device from its end.
+        """
+        noted = list(self.calls)
+        failed = [lib.fb_stream_wait(self.pointer, stream) for stream in self.streams.copy().values()]
+        for key in noted if not any(failed) else ():
+            self.calls.pop(key, None)
 
     def at_exit(self) -> None:
         """Lets Python calls finish while the interpreter exists; a device with views stays."""

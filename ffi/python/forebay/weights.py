@@ -27,7 +27,7 @@ from . import update as _update
 from ._library import NULL, check, check_created, ffi, lib, new_text, sized, text_bytes
 from .arrays import Tensor
 from .device import Device, ending
-from .errors import ForebayError, InvalidArgument
+from .errors import Busy, ForebayError, InvalidArgument
 from .handle import Handle, Handled
 from .links import Links, config_of, milliseconds
 from .overlap import several
@@ -371,18 +371,25 @@ class Weights(Handled):
 
     @contextlib.contextmanager
     def step(self, micro_batches: int = 1, draft_passes: int = 0, *, stream: Any = None) -> Iterator[None]:
-        """A step as a context: `begin`, then `end` on `stream`. It abandons the step if the body or `end` raises.
+        """A step as a context: `begin`, then `end` on `stream`. It abandons the step if anything raises.
 
         Raises:
             As `begin` and `end`.
         """
-        self.begin(micro_batches, draft_passes)
+        others = False
         try:
+            try:
+                self.begin(micro_batches, draft_passes)
+            except Busy:
+                # The open step is another one, which goes on.
+                others = True
+                raise
             yield
             self.end(stream)
         except BaseException:
-            with contextlib.suppress(ForebayError):
-                self.abandon()
+            if not others:
+                with contextlib.suppress(ForebayError):
+                    self.abandon()
             raise
 
     @contextlib.contextmanager

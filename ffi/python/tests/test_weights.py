@@ -463,6 +463,8 @@ def test_a_step_whose_body_raises_is_abandoned(pair: Pair) -> None:
     with rank.weights.step():
         with pytest.raises(forebay.Busy):
             rank.weights.begin()
+        with pytest.raises(forebay.Busy), rank.weights.step():
+            raise AssertionError
         for layer in range(LAYERS):
             with rank.weights.use(layer):
                 continue
