@@ -100,10 +100,7 @@ pub fn table() -> Result<String> {
     })
 }
 
-/// Runs the ranks and prints a line for each.
-///
-/// # Errors
-/// Those of a rank.
+/// Prints it.
 pub fn main() -> Result<()> {
     print!("{}", table()?);
     Ok(())
