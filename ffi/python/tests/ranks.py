@@ -65,6 +65,7 @@ class Rank:
 
     def close(self) -> None:
         if hasattr(self, "links"):
+            self.views = []
             self.links.close()
         self.weights.close()
         self.device.close()
