@@ -456,10 +456,10 @@ class Weights(Handled):
 
         Raises:
             Busy: a step is open.
-            InvalidState: the rank has not come back.
+            PeerLost: the rank has not come back. InvalidState: it was not lost.
             Corrupt: a part that is not the one of before. After an error of the exchange the rank is lost again, and
                 can come back again.
-            InvalidArgument, PeerLost, TimedOut, Closed.
+            OutOfRange, InvalidArgument, TimedOut, Closed.
         """
         most = milliseconds(at_most, "at_most")
         check(
