@@ -202,7 +202,7 @@ impl Other {
         }
         let mut bytes = said.encode();
         match how {
-            21 if much % 2 == 0 => drop(bytes.pop()),
+            21 if much.is_multiple_of(2) => drop(bytes.pop()),
             21 => bytes.push(0),
             _ => {}
         }
@@ -217,7 +217,7 @@ impl Other {
         self.honest &= sizes;
         match how {
             22 => self.aside(much),
-            23 if much % 4 == 0 => return self.close(),
+            23 if much.is_multiple_of(4) => return self.close(),
             // The same twice; the second one is for no call, or for a wrong place.
             23 => {
                 self.honest = false;
@@ -238,7 +238,7 @@ impl Other {
             3 => frame(9, 0, &[]),
             _ => frame(3, 0, &[18; 4]),
         };
-        if what % 5 > 0 {
+        if !what.is_multiple_of(5) {
             self.honest = false;
         }
         self.write(&raw, None);

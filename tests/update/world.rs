@@ -78,12 +78,10 @@ impl Act {
     fn dead(&self) -> BTreeSet<u32> {
         match self {
             Act::Restart(ranks) => ranks.clone(),
-            Act::Update { ends, .. } => match ends {
-                Ends::DiesFilling(rank, _) | Ends::DiesShared(rank) | Ends::DiesCommitted(rank) => {
-                    [*rank].into()
-                }
-                _ => BTreeSet::new(),
-            },
+            Act::Update {
+                ends: Ends::DiesFilling(rank, _) | Ends::DiesShared(rank) | Ends::DiesCommitted(rank),
+                ..
+            } => [*rank].into(),
             _ => BTreeSet::new(),
         }
     }
