@@ -286,6 +286,12 @@
 // Every rank has the new version, or will have it before its next step.
 #define FB_UPDATE_COMMITTED 1
 
+// Nothing was decided in a call that returned an error.
+#define FB_UPDATE_OPEN 2
+
+// The ranks have decided, and the call failed afterwards.
+#define FB_UPDATE_FAILED 3
+
 // A rank pulls what it does not hold from the device memory of the other ranks.
 #define FB_WEIGHTS_FROM_PEERS 0
 
@@ -1310,6 +1316,11 @@ typedef struct fb_weights_config {
     uint32_t wrap;
     // Must be 0.
     uint32_t reserved;
+    // Optional: when a layer is left, the first bytes of the next layer's window that are brought into the device's
+    // L2, behind their arrival, on a stream of its own. With `prefetch_rate`. Default: nothing is.
+    uint64_t prefetch_bytes;
+    // Optional: their rate in bytes per second: what other work leaves of the memory's rate. With `prefetch_bytes`.
+    uint64_t prefetch_rate;
 } fb_weights_config;
 
 // What a plan takes for its rank, in bytes and in whole granules, and what it decides.
@@ -2133,7 +2144,8 @@ fb_status fb_links_meet(struct fb_weights *weights,
 // a group of one rank, nothing is exchanged. Errors are texts of `weights`. FB_TIMED_OUT, FB_PEER_LOST, FB_BAD_FORMAT
 // and FB_CORRUPT name the rank. FB_INVALID_STATE for weights that are not filled, or were shared before.
 // FB_INVALID_CONFIG for sessions of other weights. If a rank is lost meanwhile, the call exchanges the parts of all
-// others and then returns that rank's error; fb_links_readmit and fb_weights_reattach do the rest.
+// others and then returns that rank's error; fb_links_readmit and fb_weights_reattach do the rest. After FB_TIMED_OUT
+// the weights cannot be shared any more: destroy sessions, weights and device, and begin anew, on all ranks.
 //
 // Requires:
 // Nothing beyond the conventions at the top of the header.
@@ -2144,9 +2156,10 @@ fb_status fb_weights_share(struct fb_weights *weights,
 
 // Takes a rank in that has come back (FB_LINKS_RETURNED): gives it this rank's parts, takes its parts, and maps them
 // at the addresses of its last process's. Between steps, when all steps have run that pull from the rank. Blocks for
-// at most `at_most_ms` milliseconds. Call it before the next fb_links_poll, which would drop the rank's first part.
+// at most `at_most_ms` milliseconds. fb_links_poll is refused until then, because it would drop the rank's first part.
 // Several ranks are taken one after another, the lowest first. Errors are texts of `weights`. FB_BUSY while a step is
-// open. FB_INVALID_STATE for a rank that has not come back. FB_CORRUPT for a part that is not the one of before. After
+// open. FB_INVALID_STATE for a rank that was never lost. The error of a rank that was lost and has not
+// come back, such as FB_PEER_LOST. FB_CORRUPT for a part that is not the one of before. After
 // an error of the exchange the rank is lost again, and can come back again.
 //
 // Requires:
@@ -2156,10 +2169,11 @@ fb_status fb_weights_reattach(struct fb_weights *weights,
                               uint32_t rank,
                               uint32_t at_most_ms);
 
-// Serves the sessions and returns the next event, or FB_LINKS_NOTHING after `at_most_ms` milliseconds; 0 looks once
-// and never waits. Call it at least every few seconds, on any thread: other ranks hold one for lost that says nothing.
-// For FB_LINKS_LOST, `text` receives the rank's error; otherwise it is empty. A rank that was lost is an event and no
-// failure of this call. Messages of an update are kept for fb_update_share.
+// Serves the sessions and returns the next event, or FB_LINKS_NOTHING after `at_most_ms` milliseconds, at once if all
+// sessions are over; 0 looks once and never waits. Call it at least every few seconds, on any thread: other ranks hold
+// one for lost that says nothing. For FB_LINKS_LOST, `text` receives the rank's error; otherwise it is empty. A rank
+// that was lost is an event and no failure of this call. Messages of an update are kept for fb_update_share.
+// FB_INVALID_STATE, with the rank, between the fb_links_readmit that returned a rank and its fb_weights_reattach.
 //
 // Requires:
 // `event` states its real size; `text` is NULL or has `text_bytes` bytes.
@@ -2562,10 +2576,10 @@ fb_status fb_trace_destroy(struct fb_trace *trace);
 
 // Begins an update of `layers` to `version`: takes the memory of this rank's new parts, and nothing else changes.
 // Steps go on with the old version. All ranks begin it with the same version and layers. `version` is above all that
-// were begun before, also those that failed. `at_most` bounds the bytes of device memory that it takes;
-// FB_OUT_OF_MEMORY says how many it needs. Errors are texts of `weights`. FB_INVALID_STATE before the parts were
-// shared. FB_BUSY while another update of these weights is there: destroy it first, unless it was committed or
-// aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no layers, or one twice.
+// were begun before, also those that failed; otherwise FB_OUT_OF_RANGE. `at_most` bounds the bytes of device memory
+// that it takes; FB_OUT_OF_MEMORY says how many it needs. Errors are texts of `weights`. FB_INVALID_STATE before the
+// parts were shared. FB_BUSY while another update of these weights is there: destroy it first, unless it was committed
+// or aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no layers, or one twice.
 //
 // Requires:
 // `layers` has `layer_count` entries; `update` has room for the result.
@@ -2615,10 +2629,13 @@ fb_status fb_update_verify(struct fb_update *update, uint32_t layer, void *strea
 // FB_UPDATE_COMMITTED or FB_UPDATE_ABORTED; an abort is no failure of this call, and `reason` receives why, as far as
 // this rank knows. Otherwise `reason` is empty. Addresses and captured graphs hold. Destroy the update afterwards.
 //
-// Errors are texts of `weights`. FB_BUSY while a step is open, or if `stream` is being captured, and FB_INVALID_STATE
-// for an update that was not shared or is of other weights or sessions: nothing is decided then, and it may be called
-// again. Any other error comes after the decision: a layer whose new memory cannot be mapped returns that error from
-// then on, no step begins, and this process is ended and started again with the new weights.
+// Errors are texts of `weights`. With an error, too, `outcome` is written. FB_UPDATE_OPEN: nothing was decided in this
+// call, and it may be called again. So it is with FB_BUSY while a step is open or if `stream` is being captured, with
+// FB_INVALID_STATE for an update that was not shared, is over, or is of other weights or sessions, and with every
+// error of handles, streams and the device before the decision. FB_UPDATE_FAILED: the ranks have decided. A layer
+// whose new memory cannot be mapped returns the error from then on (fb_weights_layer), no step begins, and this
+// process is ended and started again with the new weights; so it is with FB_CORRUPT. If every layer of the update has
+// its version (fb_layer_weights), only old memory could not be given back, and steps go on.
 //
 // Requires:
 // No work that is enqueued or runs uses a window, except on `stream`. `outcome` has room for the result; `reason` is
@@ -2655,9 +2672,10 @@ fb_status fb_weights_plan(const struct fb_device *device,
                           struct fb_weights_footprint *footprint);
 
 // Makes one rank's weights on a device: takes their memory and their addresses, which belong to the device until
-// fb_device_destroy. A creation that fails because the device lacks memory leaves it as it was. Then fill every tensor
-// (fb_weights_fill), meet the other ranks (fb_links_meet) and share (fb_weights_share). On failure, `text` receives
-// the reason. Errors for the configuration are those of fb_weights_plan.
+// fb_device_destroy. A creation that fails because the device lacks memory leaves it as it was; one that fails because
+// it lacks streams or events keeps the memory until then. Then fill every tensor (fb_weights_fill), meet the other
+// ranks (fb_links_meet) and share (fb_weights_share). On failure, `text` receives the reason. Errors for the
+// configuration are those of fb_weights_plan.
 //
 // Requires:
 // As fb_weights_plan; `weights` has room for the result.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use forebay::os::NoFaults;
 use forebay::peer::{Event, Limits, Links};
 use forebay::weights::Update;
-use forebay::{Error, Result};
+use forebay::{Error, Kind, Result};
 
 use crate::cast::{self, Plain, Versioned};
 use crate::handle::{self, Object, change, with_changed};
@@ -196,7 +196,8 @@ pub unsafe extern "C" fn fb_links_meet(
 /// a group of one rank, nothing is exchanged. Errors are texts of `weights`. FB_TIMED_OUT, FB_PEER_LOST, FB_BAD_FORMAT
 /// and FB_CORRUPT name the rank. FB_INVALID_STATE for weights that are not filled, or were shared before.
 /// FB_INVALID_CONFIG for sessions of other weights. If a rank is lost meanwhile, the call exchanges the parts of all
-/// others and then returns that rank's error; fb_links_readmit and fb_weights_reattach do the rest.
+/// others and then returns that rank's error; fb_links_readmit and fb_weights_reattach do the rest. After FB_TIMED_OUT
+/// the weights cannot be shared any more: destroy sessions, weights and device, and begin anew, on all ranks.
 ///
 /// # Safety
 /// Nothing beyond the conventions at the top of the header.
@@ -217,9 +218,10 @@ pub unsafe extern "C" fn fb_weights_share(
 
 /// Takes a rank in that has come back (FB_LINKS_RETURNED): gives it this rank's parts, takes its parts, and maps them
 /// at the addresses of its last process's. Between steps, when all steps have run that pull from the rank. Blocks for
-/// at most `at_most_ms` milliseconds. Call it before the next fb_links_poll, which would drop the rank's first part.
+/// at most `at_most_ms` milliseconds. fb_links_poll is refused until then, because it would drop the rank's first part.
 /// Several ranks are taken one after another, the lowest first. Errors are texts of `weights`. FB_BUSY while a step is
-/// open. FB_INVALID_STATE for a rank that has not come back. FB_CORRUPT for a part that is not the one of before. After
+/// open. FB_INVALID_STATE for a rank that was never lost. The error of a rank that was lost and has not
+/// come back, such as FB_PEER_LOST. FB_CORRUPT for a part that is not the one of before. After
 /// an error of the exchange the rank is lost again, and can come back again.
 ///
 /// # Safety
@@ -238,10 +240,11 @@ pub unsafe extern "C" fn fb_weights_reattach(
     })
 }
 
-/// Serves the sessions and returns the next event, or FB_LINKS_NOTHING after `at_most_ms` milliseconds; 0 looks once
-/// and never waits. Call it at least every few seconds, on any thread: other ranks hold one for lost that says nothing.
-/// For FB_LINKS_LOST, `text` receives the rank's error; otherwise it is empty. A rank that was lost is an event and no
-/// failure of this call. Messages of an update are kept for fb_update_share.
+/// Serves the sessions and returns the next event, or FB_LINKS_NOTHING after `at_most_ms` milliseconds, at once if all
+/// sessions are over; 0 looks once and never waits. Call it at least every few seconds, on any thread: other ranks hold
+/// one for lost that says nothing. For FB_LINKS_LOST, `text` receives the rank's error; otherwise it is empty. A rank
+/// that was lost is an event and no failure of this call. Messages of an update are kept for fb_update_share.
+/// FB_INVALID_STATE, with the rank, between the fb_links_readmit that returned a rank and its fb_weights_reattach.
 ///
 /// # Safety
 /// `event` states its real size; `text` is NULL or has `text_bytes` bytes.
@@ -256,6 +259,12 @@ pub unsafe extern "C" fn fb_links_poll(
     change(links, |links| {
         // SAFETY: this call's contract.
         let event = unsafe { cast::versioned_out(event) }?;
+        if let Some(rank) = links.links.unattached() {
+            return Err(Error::new(Kind::InvalidState, "links")
+                .at("a rank that has come back and was not attached again")
+                .with("rank", rank)
+                .hint("call fb_weights_reattach first"));
+        }
         let mut said = Text::new();
         let (kind, rank, status) = match links.next(milliseconds(at_most_ms))? {
             Seen::Nothing => (FB_LINKS_NOTHING, 0, FbStatus::FbOk),

@@ -15,6 +15,10 @@ use crate::weights::{self, FbWeights};
 pub const FB_UPDATE_ABORTED: u32 = 0;
 /// Every rank has the new version, or will have it before its next step.
 pub const FB_UPDATE_COMMITTED: u32 = 1;
+/// Nothing was decided in a call that returned an error.
+pub const FB_UPDATE_OPEN: u32 = 2;
+/// The ranks have decided, and the call failed afterwards.
+pub const FB_UPDATE_FAILED: u32 = 3;
 
 /// A new version of some layers.
 #[derive(Debug)]
@@ -35,10 +39,10 @@ impl Object for FbUpdate {
 
 /// Begins an update of `layers` to `version`: takes the memory of this rank's new parts, and nothing else changes.
 /// Steps go on with the old version. All ranks begin it with the same version and layers. `version` is above all that
-/// were begun before, also those that failed. `at_most` bounds the bytes of device memory that it takes;
-/// FB_OUT_OF_MEMORY says how many it needs. Errors are texts of `weights`. FB_INVALID_STATE before the parts were
-/// shared. FB_BUSY while another update of these weights is there: destroy it first, unless it was committed or
-/// aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no layers, or one twice.
+/// were begun before, also those that failed; otherwise FB_OUT_OF_RANGE. `at_most` bounds the bytes of device memory
+/// that it takes; FB_OUT_OF_MEMORY says how many it needs. Errors are texts of `weights`. FB_INVALID_STATE before the
+/// parts were shared. FB_BUSY while another update of these weights is there: destroy it first, unless it was committed
+/// or aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no layers, or one twice.
 ///
 /// # Safety
 /// `layers` has `layer_count` entries; `update` has room for the result.
@@ -129,10 +133,13 @@ pub unsafe extern "C" fn fb_update_verify(
 /// FB_UPDATE_COMMITTED or FB_UPDATE_ABORTED; an abort is no failure of this call, and `reason` receives why, as far as
 /// this rank knows. Otherwise `reason` is empty. Addresses and captured graphs hold. Destroy the update afterwards.
 ///
-/// Errors are texts of `weights`. FB_BUSY while a step is open, or if `stream` is being captured, and FB_INVALID_STATE
-/// for an update that was not shared or is of other weights or sessions: nothing is decided then, and it may be called
-/// again. Any other error comes after the decision: a layer whose new memory cannot be mapped returns that error from
-/// then on, no step begins, and this process is ended and started again with the new weights.
+/// Errors are texts of `weights`. With an error, too, `outcome` is written. FB_UPDATE_OPEN: nothing was decided in this
+/// call, and it may be called again. So it is with FB_BUSY while a step is open or if `stream` is being captured, with
+/// FB_INVALID_STATE for an update that was not shared, is over, or is of other weights or sessions, and with every
+/// error of handles, streams and the device before the decision. FB_UPDATE_FAILED: the ranks have decided. A layer
+/// whose new memory cannot be mapped returns the error from then on (fb_weights_layer), no step begins, and this
+/// process is ended and started again with the new weights; so it is with FB_CORRUPT. If every layer of the update has
+/// its version (fb_layer_weights), only old memory could not be given back, and steps go on.
 ///
 /// # Safety
 /// No work that is enqueued or runs uses a window, except on `stream`. `outcome` has room for the result; `reason` is
@@ -149,18 +156,31 @@ pub unsafe extern "C" fn fb_weights_commit(
     reason: *mut c_char,
     reason_bytes: usize,
 ) -> FbStatus {
+    // SAFETY: this call's contract. Its error comes below.
+    if let Ok(Some(open)) = unsafe { cast::out_or_none(outcome, "outcome") } {
+        open.set(FB_UPDATE_OPEN);
+    }
     change(weights, |weights| {
         // SAFETY: this call's contract.
         let outcome = unsafe { cast::out(outcome, "outcome") }?;
         let border = Border { step, stream: cast::stream(stream), at_most: milliseconds(at_most_ms) };
         let ring = weights.serving()?;
         let commit = |update: &mut FbUpdate| {
-            with_changed(links, |links| ring.commit(&mut update.update, &mut links.links, border))
+            let was_over = update.update.is_over();
+            let done = with_changed(links, |links| ring.commit(&mut update.update, &mut links.links, border));
+            Ok((done, !was_over && update.update.is_over()))
         };
         let mut why = Text::new();
-        let found = match with_changed(update, commit)? {
-            Outcome::Committed => FB_UPDATE_COMMITTED,
-            Outcome::Aborted(error) => {
+        let (done, is_decided) = with_changed(update, commit)?;
+        let found = match done {
+            Err(error) => {
+                if is_decided {
+                    outcome.set(FB_UPDATE_FAILED);
+                }
+                return Err(error);
+            }
+            Ok(Outcome::Committed) => FB_UPDATE_COMMITTED,
+            Ok(Outcome::Aborted(error)) => {
                 why.set(&error);
                 FB_UPDATE_ABORTED
             }

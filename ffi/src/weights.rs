@@ -10,8 +10,8 @@ use std::sync::Arc;
 use forebay::device::{Device, Slice};
 use forebay::os::{Faults, NoFaults};
 use forebay::weights::{
-    Closing, Group, LAYERS_MAX, Odd, Patterns, Place, Plan, Pulls, Ring, RingOptions, Sharding, Source,
-    Tensor, Windows, Wrap,
+    Closing, Group, LAYERS_MAX, Odd, Patterns, Place, Plan, Prefetch, Pulls, Ring, RingOptions, Sharding,
+    Source, Tensor, Windows, Wrap,
 };
 use forebay::{Error, Kind, Result};
 
@@ -119,9 +119,14 @@ pub struct FbWeightsConfig {
     pub wrap: u32,
     /// Must be 0.
     pub reserved: u32,
+    /// Optional: when a layer is left, the first bytes of the next layer's window that are brought into the device's
+    /// L2, behind their arrival, on a stream of its own. With `prefetch_rate`. Default: nothing is.
+    pub prefetch_bytes: u64,
+    /// Optional: their rate in bytes per second: what other work leaves of the memory's rate. With `prefetch_bytes`.
+    pub prefetch_rate: u64,
 }
 
-// SAFETY: words and pointers, which are words; six of 4 bytes between those of 8, and six at the end.
+// SAFETY: words and pointers, which are words; six of 4 bytes between those of 8, and six before the last two.
 unsafe impl Plain for FbWeightsConfig {}
 impl Versioned for FbWeightsConfig {
     const NAME: &'static str = "fb_weights_config";
@@ -294,18 +299,24 @@ impl FbWeightsConfig {
         Ok(Sharding { patterns, budget, odd, source, grain })
     }
 
-    fn options(&self) -> Result<RingOptions> {
+    pub(crate) fn options(&self) -> Result<RingOptions> {
         let wrap = match self.wrap {
             FB_WRAP_JOINED => Wrap::Joined,
             FB_WRAP_BEHIND => Wrap::Behind,
             other => return Err(refuse("wrap", other.into(), "pass an FB_WRAP_ constant")),
+        };
+        let prefetch = match (self.prefetch_bytes, self.prefetch_rate) {
+            (0, 0) => None,
+            (0, rate) => return Err(refuse("prefetch_rate", rate, "pass `prefetch_bytes` too")),
+            (bytes, 0) => return Err(refuse("prefetch_bytes", bytes, "pass `prefetch_rate` too")),
+            (bytes, rate) => Some(Prefetch { bytes, rate }),
         };
         Ok(RingOptions {
             draft_layers: self.draft_layers as usize,
             micro_batches: self.micro_batches.max(1) as usize,
             parts: self.parts.max(1) as usize,
             wrap,
-            ..RingOptions::default()
+            prefetch,
         })
     }
 
@@ -440,9 +451,10 @@ pub unsafe extern "C" fn fb_weights_plan(
 }
 
 /// Makes one rank's weights on a device: takes their memory and their addresses, which belong to the device until
-/// fb_device_destroy. A creation that fails because the device lacks memory leaves it as it was. Then fill every tensor
-/// (fb_weights_fill), meet the other ranks (fb_links_meet) and share (fb_weights_share). On failure, `text` receives
-/// the reason. Errors for the configuration are those of fb_weights_plan.
+/// fb_device_destroy. A creation that fails because the device lacks memory leaves it as it was; one that fails because
+/// it lacks streams or events keeps the memory until then. Then fill every tensor (fb_weights_fill), meet the other
+/// ranks (fb_links_meet) and share (fb_weights_share). On failure, `text` receives the reason. Errors for the
+/// configuration are those of fb_weights_plan.
 ///
 /// # Safety
 /// As fb_weights_plan; `weights` has room for the result.

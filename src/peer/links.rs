@@ -273,8 +273,9 @@ impl Links {
         self.returned.remove(&rank)
     }
 
-    /// A rank that has come back and was not given what others have.
-    pub(crate) fn unattached(&self) -> Option<u32> {
+    /// The lowest rank that has come back ([`Links::readmit`]) and was not given what others have. Until then
+    /// [`Links::event`] would return what it says first, which the call that gives it takes.
+    pub fn unattached(&self) -> Option<u32> {
         self.returned.first().copied()
     }
 

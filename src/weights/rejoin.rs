@@ -54,6 +54,7 @@ impl Windows {
             return wrong(Kind::InvalidState, "weights whose parts were not shared");
         };
         if self.plan.source() == Source::Host {
+            links.attach(rank);
             return Ok(());
         }
         let own = links.own();

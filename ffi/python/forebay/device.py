@@ -178,7 +178,8 @@ class DeviceHandle:
         Returns the call's status.
 
         A note behind the copy says that it has run. The note is made on a thread of the device, where nothing may be
-        released: the end of a tensor may call CUDA. So a later call releases it.
+        released: the end of a tensor may call CUDA. So a later call releases it. The note takes the interpreter's lock:
+        `forebay.weights` says what must not wait for its stream.
         """
         if not self.later:
             return copy()

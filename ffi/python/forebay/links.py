@@ -69,11 +69,12 @@ class Links(Handled):
         self._make(Handle("fb_links", lib.fb_links_destroy, device, False), call)
 
     def poll(self, at_most: float = 0) -> LinkEvent:
-        """Serves the sessions and returns the next event, or "nothing" after `at_most` seconds; 0 looks once and never
-        waits. Call it at least every few seconds, on any thread. A rank that was lost is an event, and no failure of
-        this call. Messages of an update are kept for `Update.share`.
+        """Serves the sessions and returns the next event, or "nothing" after `at_most` seconds, at once if all sessions
+        are over; 0 looks once and never waits. Call it at least every few seconds, on any thread. A rank that was lost
+        is an event, and no failure of this call. Messages of an update are kept for `Update.share`.
 
         Raises:
+            InvalidState: `readmit` has returned a rank that was not attached again (`Weights.reattach`).
             InvalidArgument: the time.
             Busy, Closed.
         """

@@ -92,6 +92,20 @@ def declare(
     return config, (held, table, globs, patterns_)
 
 
+def prefetched(given: tuple[int, int] | None) -> dict[str, int | None]:
+    """The fields of `prefetch`.
+
+    Raises:
+        InvalidArgument: it is no pair of numbers above 0.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise InvalidArgument("prefetch", repr(given), "bytes and bytes per second")
+    names = ("prefetch_bytes", "prefetch_rate")
+    return {name: index(value, name, _BYTES_MAX, 1) for name, value in zip(names, given)}
+
+
 def planned(device: Device, config: Any) -> WeightBytes:
     """What weights of this configuration take on `device`.
 

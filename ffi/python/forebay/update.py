@@ -37,14 +37,18 @@ class Update(Handled):
 
     Attributes:
         version: its version.
+        failed: whether the last `Weights.commit` raised after the ranks had decided. After an error without it nothing
+            was decided, and the commit may be repeated.
     """
+
+    failed: bool = False
 
     def __init__(self, device: Device, version: int, call: Callable[[Any], object]) -> None:
         self.version, self._device = version, device
         self._make(Handle("fb_update", lib.fb_update_destroy, device._handle, device.later), call)
 
     def fill(self, layer: int, name: str, tensor: Tensor, stream: Any = None) -> None:
-        """Does what `Weights.fill` does, for the new version, while steps go on.
+        """Does what `Weights.fill` does, for the new version, while steps go on. What it says of `stream` is true here.
 
         Raises:
             OutOfRange: also for a layer that the update does not name.

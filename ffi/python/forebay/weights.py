@@ -11,7 +11,10 @@ while its layer is resident. Its address never changes. A view of it keeps the d
 also when the weights are closed: it then shows what was there last, or what later pulls of that buffer wrote.
 
 Copies of `fill` run later on a device that works later. The package keeps the tensor until then, whatever happens to
-the weights (`forebay.keep`).
+the weights (`forebay.keep`): behind the copy, on its stream, it enqueues a Python call. So code that holds the
+interpreter's lock must not wait for that stream before the call has run: the call needs the lock, and both would wait
+for ever. `Device.wait`, `meet`, `share` and torch's own waits release it. And no stream that is being captured is
+filled on: the call would become a node of the graph.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from .errors import Busy, ForebayError, InvalidArgument
 from .handle import Handle, Handled
 from .links import Links, config_of, milliseconds
 from .overlap import several
-from .sharding import LayerTensors, WeightBytes, declare, planned
+from .sharding import LayerTensors, WeightBytes, declare, planned, prefetched
 from .tensors import index
 from .update import Outcome, Update, sessions
 
@@ -88,6 +91,8 @@ class Weights(Handled):
         parts: parts of a pull (`advance`); None: 1.
         wrap: how a captured step ends: "joined", with the pulls of the next step's first layers in its graph, or
             "behind", with these pulls behind the launch.
+        prefetch: bytes, and bytes per second: when a layer is left, the first bytes of the next layer's window that are
+            brought into the device's L2 at that rate, on a stream of its own; None: nothing is.
 
     Raises:
         InvalidArgument, InvalidConfig: the message names the value.
@@ -117,10 +122,12 @@ class Weights(Handled):
         micro_batches: int | None = None,
         parts: int | None = None,
         wrap: str = "joined",
+        prefetch: tuple[int, int] | None = None,
     ) -> None:
         whole = {"rank": rank, "ranks": ranks, "group": group, "draft_layers": draft_layers}
         chosen = {"source": source, "odd": odd, "wrap": wrap}
         numbers = {"budget": budget, "copy_bytes": copy_bytes, "micro_batches": micro_batches, "parts": parts}
+        numbers.update(prefetched(prefetch))
         config, _held = declare(layers, patterns, whole, chosen, numbers)
         self.planned: WeightBytes = planned(device, config)
         self.device = device
@@ -161,8 +168,9 @@ class Weights(Handled):
             layer, name: the tensor.
             tensor: its bytes, in any shape and dtype, C-contiguous, on the device or in host memory. Nothing may change
                 them until the copy has run; until then they are kept.
-            stream: see the device. `meet` waits for one stream alone: fill on that one, or order it behind the others
-                (`Device.order`).
+            stream: see the device; not one that is being captured, and none that code waits for while it holds the
+                interpreter's lock (see the module). `meet` waits for one stream alone: fill on that one, or order it
+                behind the others (`Device.order`).
 
         Raises:
             InvalidArgument: something else than such a tensor.
@@ -222,7 +230,8 @@ class Weights(Handled):
         Raises:
             TimedOut, PeerLost, BadFormat, Corrupt: the message names the rank. If a rank is lost meanwhile, the call
                 exchanges the parts of all others and then raises that rank's error; `Links.readmit` and `reattach` do
-                the rest.
+                the rest. After TimedOut the weights cannot be shared any more: all ranks close sessions, weights and
+                device, and begin anew.
             InvalidState: a tensor is not filled, or the parts were shared before.
             InvalidConfig: sessions of other weights.
             InvalidArgument, Busy, Closed.
@@ -451,12 +460,13 @@ class Weights(Handled):
     def reattach(self, links: Links, rank: int, at_most: float) -> None:
         """Takes a rank in that has come back (`Links.readmit`): gives it this rank's parts, takes its parts, and maps
         them at the addresses of its last process's. Between steps, when all steps have run that pull from the rank.
-        Blocks for at most `at_most` seconds. Call it before the next `Links.poll`. Several ranks are taken one after
+        Blocks for at most `at_most` seconds. `Links.poll` is refused until then. Several ranks are taken one after
         another, the lowest first.
 
         Raises:
             Busy: a step is open.
-            PeerLost: the rank has not come back. InvalidState: it was not lost.
+            InvalidState: the rank was never lost.
+            PeerLost, or another error with which the rank was lost: it has not come back.
             Corrupt: a part that is not the one of before. After an error of the exchange the rank is lost again, and
                 can come back again.
             OutOfRange, InvalidArgument, TimedOut, Closed.
@@ -536,8 +546,9 @@ class Weights(Handled):
             InvalidState: the parts were not shared.
             Busy: another update of these weights is there: close it first, unless it was committed or aborted.
             Unsupported: weights with the source "host".
-            InvalidConfig: no layers, one twice, or a version that is not above the others.
-            OutOfRange, InvalidArgument, Closed.
+            InvalidConfig: no layers, or one twice.
+            OutOfRange: no such layer, or a version that is not above the others.
+            InvalidArgument, Closed.
         """
         numbers = [index(layer, f"layers[{at}]") for at, layer in enumerate(several(layers, "layers"))]
         given, count, most = ffi.new("uint32_t[]", numbers), len(numbers), index(at_most, "at_most", _BYTES_MAX)
@@ -562,10 +573,12 @@ class Weights(Handled):
 
         Raises:
             Busy: a step is open, or `stream` is being captured. Nothing is decided, and the call may be repeated.
-            InvalidState: the update was not shared, or is of other weights or sessions. The same.
-            InvalidArgument, Closed.
-            Any other error comes after the decision: a layer whose new memory cannot be mapped raises that error from
-                then on, no step begins, and this process is ended and started again with the new weights.
+            InvalidState: the update was not shared, is over, or is of other weights or sessions. The same.
+            InvalidArgument, Closed. The same.
+            Any other error: `update.failed` tells whether the ranks have decided. If not, the call may be repeated. If
+                so, a layer whose new memory cannot be mapped raises the error from then on (`layer`), no step begins,
+                and this process is ended and started again with the new weights. If every layer of the update has its
+                version, only old memory could not be given back, and steps go on.
         """
         if not isinstance(update, Update):
             raise InvalidArgument("update", type(update).__name__, "an Update")
@@ -575,6 +588,7 @@ class Weights(Handled):
         status = lib.fb_weights_commit(
             self._pointer, update._pointer, sessions(links), border, on, most, outcome, reason, len(reason)
         )
+        update.failed = outcome[0] == lib.FB_UPDATE_FAILED
         check(status, self._pointer)
         return Outcome(outcome[0] == lib.FB_UPDATE_COMMITTED, ffi.string(reason).decode("utf-8", "replace"))
 
@@ -597,7 +611,7 @@ def _as(shape: Any, dtype: Any, count: int) -> tuple[np.dtype[Any], tuple[int, .
         kind = np.dtype(dtype)
     except TypeError as error:
         raise InvalidArgument("dtype", repr(dtype), "a dtype of NumPy's") from error
-    if kind.hasobject or kind.itemsize == 0 or kind.names is not None:
+    if kind.kind not in "biufc" or kind.subdtype is not None:
         raise InvalidArgument("dtype", repr(dtype), "a dtype of numbers")
     axes = (count // kind.itemsize,) if shape is None else several(shape, "shape")
     extents = tuple(index(extent, "shape", _BYTES_MAX) for extent in axes)

@@ -82,6 +82,15 @@ def test_micro_batches_draft_passes_and_parts_are_of_the_configuration(pair: Pai
         weights.begin(3)
 
 
+def test_steps_with_a_prefetch_find_every_layer_whole(pair: Pair) -> None:
+    rank = pair(prefetch=(GRANULE, 1 << 30))[0]
+    for _ in range(2):
+        with rank.weights.step():
+            for layer in range(LAYERS):
+                with rank.weights.use(layer):
+                    assert rank.reads(layer)
+
+
 def test_a_plan_is_what_the_arithmetic_says() -> None:
     with forebay.HostDevice() as device:
         plan = forebay.Weights.plan(device, [{NAME: BYTES}] * LAYERS, ["*proj"], rank=0, ranks=2)
@@ -227,6 +236,8 @@ def test_a_view_has_the_shape_and_dtype_that_were_asked_for(pair: Pair) -> None:
         ((16, 16), np.float32, r"shape: got float32 \[16, 16\]; expected one of 65536 bytes"),
         (None, "bfloat17", "dtype: got 'bfloat17'"),
         (None, object, "dtype: "),
+        (None, np.dtype((np.float32, (2,))), "dtype: "),
+        (None, "datetime64[s]", "dtype: "),
         ((-1, 16), np.uint8, "shape: got -1"),
         (16, np.uint8, "shape: got int"),
     ):
@@ -333,6 +344,8 @@ def test_errors_of_an_update(pair: Pair) -> None:
     for layers, error in (([], forebay.InvalidConfig), ([1, 1], forebay.InvalidConfig), ([9], forebay.OutOfRange)):
         with pytest.raises(error):
             weights.update(1, layers, 1 << 30)
+    with pytest.raises(forebay.OutOfRange, match="version"):
+        weights.update(0, [1], 1 << 30)
     # The new half, and once a granule.
     with pytest.raises(forebay.OutOfMemory, match=str(HALF + GRANULE)):
         weights.update(1, [1], HALF + GRANULE - 1)
@@ -341,6 +354,7 @@ def test_errors_of_an_update(pair: Pair) -> None:
             weights.update(2, [1], 1 << 30)
         with pytest.raises(forebay.OutOfRange):
             one.fill(2, NAME, content(2))
+        assert not one.failed
         for call in (lambda: one.share(links, 1), lambda: weights.commit(one, links, 1, 1)):
             with pytest.raises(forebay.InvalidState):
                 call()
@@ -419,6 +433,8 @@ def test_arguments_of_a_wrong_kind_are_named(alone: Rank, pair: Pair, tmp_path: 
         ("copy_bytes: got -4", made(copy_bytes=-4)),
         ("micro_batches: got 0", made(micro_batches=0)),
         ("parts: got 'two'", made(parts="two")),
+        ("prefetch: got 5; expected bytes and bytes per second", made(prefetch=5)),
+        ("prefetch_rate: got 0", made(prefetch=(4096, 0))),
         ("geometry: got b'a'; expected 32 bytes", lambda: alone.weights.meet(tmp_path, geometry=b"a")),
         ("hello: got 0; expected seconds above 0", lambda: alone.weights.meet(tmp_path, hello=0)),
         ("lost: got -1; expected seconds from 0 to 4294967", lambda: alone.weights.meet(tmp_path, lost=-1)),

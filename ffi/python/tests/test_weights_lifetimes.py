@@ -349,6 +349,9 @@ def test_a_process_that_died_comes_back(tmp_path: Path, processes: list[subproce
     processes.append(process(1, tmp_path))
     event = links.readmit(WAIT)
     assert event == ("returned", 1, None, False)
+    # It would drop what the rank says first.
+    with pytest.raises(forebay.InvalidState, match="rank 1"):
+        links.poll()
     weights.reattach(links, event.rank, WAIT)
     weights.make_sharded(2)
     assert said(processes[1]) == "True" and rank.step() == WHOLE

@@ -19,7 +19,10 @@ impl Ring<Windows> {
     /// whatever became of the update.
     ///
     /// # Errors
-    /// [`Kind::Busy`] while a step is open or captured; those of [`Windows::commit`].
+    /// [`Kind::Busy`] while a step is open or captured, and those of [`Device::synchronize`] for its pulls: nothing is
+    /// decided then. Those of [`Windows::commit`].
+    ///
+    /// [`Device::synchronize`]: crate::device::Device::synchronize
     pub fn commit(&mut self, update: &mut Update, links: &mut Links, border: Border) -> Result<Outcome> {
         self.drain(|what| self.wrong(Kind::Busy, what))?;
         let result = self.pulls.commit(update, links, border);

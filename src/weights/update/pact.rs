@@ -197,6 +197,11 @@ impl Pact {
         self.user.take()
     }
 
+    /// Whether it was taken, or never will be.
+    pub fn is_over(&self) -> bool {
+        self.state == State::Over
+    }
+
     /// Ends it after all ranks have committed.
     pub fn committed(&mut self) {
         self.state = State::Over;

@@ -303,6 +303,12 @@ impl Update {
         Ok(())
     }
 
+    /// Whether the update is over: the ranks have decided at a border, or it was aborted. Otherwise nothing is decided,
+    /// and [`Windows::commit`] may be called, also again.
+    pub fn is_over(&self) -> bool {
+        self.pact.is_over()
+    }
+
     /// Ends the update: no rank takes the new version, unless all have committed already. Its memory is given back.
     /// Blocks until the copies into it have run. Nothing happens to an update that is over.
     ///

@@ -30,6 +30,8 @@ fn a_configuration_that_no_rank_can_have_is_refused_by_name_and_takes_nothing() 
         (FbWeightsConfig { source: 2, ..config }, FbInvalidConfig, "FB_WEIGHTS_FROM_"),
         (FbWeightsConfig { odd: 4, ..config }, FbInvalidConfig, "FB_ODD_"),
         (FbWeightsConfig { wrap: 2, ..config }, FbInvalidConfig, "FB_WRAP_"),
+        (FbWeightsConfig { prefetch_bytes: 8, ..config }, FbInvalidConfig, "prefetch_bytes (value 8)"),
+        (FbWeightsConfig { prefetch_rate: 9, ..config }, FbInvalidConfig, "prefetch_rate (value 9)"),
         (FbWeightsConfig { ranks: 0, ..config }, FbInvalidConfig, "ranks"),
         (FbWeightsConfig { rank: 2, ..config }, FbOutOfRange, "rank 2"),
         (FbWeightsConfig { budget: 1, ..config }, FbOutOfMemory, "least"),
@@ -83,6 +85,22 @@ fn each_choice_of_a_configuration_reaches_the_plan() {
     assert!(eight.shards < all.shards && eight.pulled > all.pulled);
     // SAFETY: no call is running.
     assert_eq!(unsafe { fb_device_destroy(device) }, FbOk);
+}
+
+#[test]
+fn a_prefetch_of_a_configuration_reaches_the_ring() {
+    let folder = Folder::new();
+    let model = Model::new();
+    assert_eq!(model.config(0).options().unwrap().prefetch, None);
+    let config = FbWeightsConfig { prefetch_bytes: 4096, prefetch_rate: 1 << 30, ..model.config(0) };
+    let wanted = forebay::weights::Prefetch { bytes: 4096, rate: 1 << 30 };
+    assert_eq!(config.options().unwrap().prefetch, Some(wanted));
+    let mut rank = alone(config);
+    let met = rank.meet(&folder);
+    rank.ok(met);
+    rank.ok(rank.share());
+    (0..2).for_each(|_| rank.step(0));
+    rank.close();
 }
 
 #[test]
@@ -228,7 +246,7 @@ fn an_update_that_cannot_be_is_refused_and_one_that_is_left_keeps_its_device() {
         assert_eq!(commit(null_mut(), rank.links, &raw mut outcome), FbInvalidConfig);
         assert_eq!(commit(update, null_mut(), &raw mut outcome), FbInvalidConfig);
         assert_eq!(commit(update, rank.links, null_mut()), FbInvalidConfig);
-        assert_eq!(outcome, 77);
+        assert_eq!(outcome, FB_UPDATE_OPEN);
         assert_eq!(fb_update_share(update, rank.links, step, 0), FbInvalidState, "it is not filled");
         assert!(text_of(update).contains("o_proj"), "{}", text_of(update));
         assert_eq!(fb_update_verify(update, 0, step), FbInvalidState);
