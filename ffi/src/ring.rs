@@ -120,16 +120,23 @@ pub unsafe extern "C" fn fb_weights_launch(
         let launch = launch.ok_or_else(|| cast::null("launch"))?;
         // SAFETY: this call's contract.
         let launched = || launched(unsafe { launch(data, stream) });
-        weights.serving()?.launch(cast::stream(stream), || {
+        let mut closed = None;
+        let done = weights.serving()?.launch(cast::stream(stream), || {
             let process = handle::process();
             let result = launched();
-            match handle::process() == process {
-                true => result,
-                false => {
-                    Err(Error::new(Kind::Closed, "launch").at("the callback returned in a forked child"))
-                }
+            if handle::process() != process {
+                return Err(Error::new(Kind::Closed, "launch").at("the callback returned in a forked child"));
             }
-        })
+            // For the ring this word is the child's; the engine's may be of anything that it closed.
+            result.map_err(|error| match error.kind() {
+                Kind::Closed => {
+                    closed = Some(error);
+                    Error::new(Kind::Cancelled, "launch")
+                }
+                _ => error,
+            })
+        });
+        closed.map_or(done, Err)
     })
 }
 

@@ -420,8 +420,12 @@ fn a_launch_calls_back_once_and_its_result_is_that_of_the_call() {
         let mut stream = null_mut();
         // SAFETY: room for the result.
         rank.ok(unsafe { fb_stream_create(rank.device, &raw mut stream) });
-        let results =
-            [(0, FbOk, ""), (FbExhausted as u32, FbExhausted, "refused (status"), (999, FbCancelled, "999")];
+        let results = [
+            (0, FbOk, ""),
+            (FbClosed as u32, FbClosed, "refused (status"),
+            (FbExhausted as u32, FbExhausted, "refused (status"),
+            (999, FbCancelled, "999"),
+        ];
         for (result, wanted, words) in results {
             let weights = rank.weights;
             let mut seen = Launched { weights, calls: 0, stream: 0, inside: FbOk, result };
@@ -544,6 +548,9 @@ fn a_rank_that_ended_comes_back_at_the_same_addresses() {
         unsafe {
             assert_eq!(fb_links_readmit(rank.links, SOON, &raw mut event), FbOk, "{}", text_of(rank.links));
             assert_eq!((event.kind, event.rank, event.is_over), (FB_LINKS_RETURNED, 1, 0));
+            let early = fb_links_poll(rank.links, 0, null_mut(), 0, &raw mut event);
+            assert_eq!(early, FbInvalidState);
+            assert!(text_of(rank.links).contains("rank 1"), "{}", text_of(rank.links));
             rank.ok(fb_weights_reattach(rank.weights, rank.links, 1, SOON));
             assert_eq!(fb_links_readmit(rank.links, SOON, &raw mut event), FbOk);
             assert_eq!(event.kind, FB_LINKS_NOTHING);
@@ -575,6 +582,22 @@ fn all_ranks_take_a_new_version_at_one_border_or_none_does() {
             assert_eq!(fb_update_verify(update, 0, null_mut()), FbOutOfRange);
         }
         rank.step(0);
+        // What is refused before the decision says so, and the call is repeated.
+        let refused = |update: *mut FbUpdate, stream: *mut c_void| {
+            let (weights, links, mut outcome) = (rank.weights, rank.links, 77);
+            let (text, out) = (null_mut(), &raw mut outcome);
+            // SAFETY: room for the outcome; handles and streams are of this rank, or are refused.
+            let status = unsafe { fb_weights_commit(weights, update, links, 17, stream, SOON, out, text, 0) };
+            (status, outcome)
+        };
+        assert_eq!(
+            refused(update, std::ptr::without_provenance_mut(1 << 40)),
+            (FbOutOfRange, FB_UPDATE_OPEN)
+        );
+        assert_eq!(refused(null_mut(), null_mut()), (FbInvalidConfig, FB_UPDATE_OPEN));
+        rank.ok(rank.begin());
+        assert_eq!(refused(update, null_mut()), (FbBusy, FB_UPDATE_OPEN));
+        rank.abandon();
         assert_eq!(rank.commit(update, 17, SOON), (FB_UPDATE_COMMITTED, String::new()));
         let version = |layer| if layers.contains(&layer) { 3 } else { 0 };
         assert!((0..MODEL).all(|layer| rank.layer(layer).version == version(layer)));
@@ -589,6 +612,7 @@ fn all_ranks_take_a_new_version_at_one_border_or_none_does() {
             rank.ok(rank.end());
         };
         step();
+        assert_eq!(refused(update, null_mut()), (FbInvalidState, FB_UPDATE_OPEN));
         // SAFETY: nothing is passed.
         assert_eq!(unsafe { fb_update_destroy(update) }, FbOk);
         // The next one is given up by rank 1 after it was shared.

@@ -226,6 +226,23 @@ fn a_refused_launch_pulls_nothing_under_a_reader() {
     assert_eq!(rig.watch.conflict(), None);
 }
 
+/// A child process that a launch forked has no device: the ring makes no further call of it.
+#[test]
+fn a_launch_that_is_closed_enqueues_nothing_more() {
+    for (kind, silent) in [(Kind::Closed, true), (Kind::OsRefused, false)] {
+        let model = Model::new(plan(4, 4, Odd::Cheapest, |_| true), None);
+        let mut rig = Rig::new(model, RingOptions { wrap: Wrap::Behind, ..RingOptions::default() });
+        rig.step(1, 0, 0).unwrap();
+        let (watch, mut before) = (rig.watch.clone(), 0);
+        let refuse = || {
+            before = watch.waits();
+            Err(Error::new(kind, "launch"))
+        };
+        assert_eq!(rig.ring.launch(rig.streams[0], refuse).unwrap_err().kind(), kind);
+        assert_eq!(watch.waits() == before, silent, "{kind:?}");
+    }
+}
+
 /// A rank that ends between two parts of a pull: the rest is not pulled.
 #[test]
 fn the_rest_of_a_pull_from_a_rank_that_ended_is_refused() {
