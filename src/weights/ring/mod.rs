@@ -155,18 +155,19 @@ impl<P: Pull> Ring<P> {
     /// [`Kind::InvalidConfig`] for options that no step can have; [`Kind::Exhausted`] for streams and events.
     pub fn new(device: &Arc<dyn Device>, pulls: P, options: RingOptions) -> Result<Ring<P>> {
         let layers = pulls.layers();
-        let touches = options.prefetch.is_none_or(|it| it.bytes > 0 && it.rate > 0);
-        if options.micro_batches == 0 || options.parts == 0 || options.draft_layers > layers || !touches {
-            return Err(Error::new(Kind::InvalidConfig, OPERATION)
-                .at("options")
-                .with("rank", pulls.rank())
+        let wrong = || Error::new(Kind::InvalidConfig, OPERATION).at("options").with("rank", pulls.rank());
+        if options.micro_batches == 0 || options.parts == 0 || options.draft_layers > layers {
+            return Err(wrong()
                 .with("micro-batches", options.micro_batches as u64)
                 .with("parts", options.parts as u64)
                 .with("draft layers", options.draft_layers as u64)
-                .with("layers", layers as u64)
-                .with("prefetched bytes", options.prefetch.map_or(0, |it| it.bytes))
-                .with("their rate", options.prefetch.map_or(0, |it| it.rate))
-                .hint("pass at least one micro-batch and part, draft layers of the model, a prefetch with a rate"));
+                .hint("pass at least one micro-batch and part, and draft layers of the model"));
+        }
+        if let Some(Prefetch { bytes, rate }) = options.prefetch.filter(|it| it.bytes == 0 || it.rate == 0) {
+            return Err(wrong()
+                .with("prefetched bytes", bytes)
+                .with("their rate", rate)
+                .hint("pass a prefetch with bytes and a rate"));
         }
         let places: Vec<Option<usize>> = (0..layers).map(|layer| pulls.buffer(layer)).collect();
         let sharded = |layer: &usize| places.get(*layer).is_some_and(Option::is_some);
