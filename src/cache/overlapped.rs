@@ -285,7 +285,7 @@ impl Cache {
             but_unknown(schedule.fork(&*self.device, beside, stream))?;
         }
         if let Some(prefetches) = self.ring.slot(step)?.prefetches {
-            schedule.fork(&*self.device, prefetches, stream)?;
+            but_unknown(schedule.fork(&*self.device, prefetches, stream))?;
         }
         match step.work.layers {
             None => Ok(()),
