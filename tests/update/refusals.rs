@@ -187,7 +187,14 @@ fn a_flip_that_is_refused_half_way_shows_no_mixture() {
                     faulty.remaps(&[vec![None; refused], vec![Some(kind)]].concat());
                 }
                 let border = engine.border();
+                // A step is open: nothing is decided, and the call is repeated.
+                engine.ring.begin(1, 0).unwrap();
+                assert!(
+                    engine.ring.commit(&mut update, &mut engine.links, border).is_err() && !update.is_over()
+                );
+                engine.ring.abandon().unwrap();
                 let result = engine.ring.commit(&mut update, &mut engine.links, border);
+                assert!(update.is_over(), "{result:?}");
                 engine.versions.fill(1);
                 over.fetch_add(u32::from(faulty.remaps_left() > 0), Ordering::Relaxed);
                 faulty.remaps(&[]);
