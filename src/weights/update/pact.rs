@@ -296,13 +296,16 @@ impl<A: Agreed> Parts for Exchange<'_, A> {
     fn take(&mut self, rank: u32, index: usize, bytes: &[u8], descriptor: Option<OwnedFd>) -> Result<()> {
         // Of this number, by `heed`, or no message of a pact, which is nothing.
         let (bytes, _) = split(bytes).unwrap_or_default();
-        let (begins, pact) = (self.begins(), self.0.pact_mut());
+        let pact = self.0.pact();
         if of_pact(bytes) == Some(pact.kinds.fails) {
             return Err(pact.error(Kind::Cancelled, "a rank that has given up").with("rank", rank));
         }
         match index.checked_sub(1) {
             Some(index) => self.0.take(rank, index, bytes, descriptor),
-            None => pact.began(&begins, rank, bytes, descriptor),
+            None => {
+                let begins = self.begins();
+                self.0.pact_mut().began(&begins, rank, bytes, descriptor)
+            }
         }
     }
 }
