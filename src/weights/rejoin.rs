@@ -9,7 +9,8 @@
 //! is refused, the old mapping stays and is right, and layers may read from the old and from the new memory. What lies
 //! in the new memory is that rank's word, as at the start; [`Windows::verify`] reads it.
 //!
-//! **Replicas** ([`super::replicas`]) are dropped first: the new process holds none, and knows of none.
+//! **Replicas** ([`super::replicas`]) are dropped when all parts are there: the new process holds none, and knows of
+//! none. Until then other parts are read as before, also around ranks that ended.
 //!
 //! **The other side** calls [`Windows::share`], or this as well if it was only stopped. The messages are the same.
 //!
@@ -32,7 +33,7 @@ impl Windows {
     /// where those of its last process were. Blocks for at most `at_most`. All addresses stay, also those that
     /// captured pulls hold. [`Links::event`] must not be called between the two: it would return the rank's first
     /// part. No pull that reads the rank's parts may be enqueued or run, and none at all where there are replicas, all
-    /// of which are dropped first ([`Windows::drop_replicas`]). Several ranks that came back are taken one
+    /// of which are dropped at the end ([`Windows::drop_replicas`]). Several ranks that came back are taken one
     /// after another, the lowest first, so that ranks that wait for each other wait in one order. Under
     /// [`Source::Host`] nothing is shared, and nothing happens.
     ///
@@ -42,7 +43,8 @@ impl Windows {
     /// has not come back; [`Kind::Busy`] while a change of replicas is there; those of [`Windows::drop_replicas`]; the
     /// error of a layer that cannot be used. The session with the rank ends, unless this is a
     /// call that was wrong: it is lost again, and can come back again. Each of its parts is mapped as before or anew
-    /// then, and the bytes of both are the same. Where a device has failed, every later call for the layer returns that
+    /// then, and the bytes of both are the same; a part that is anew is read from that rank alone, until
+    /// [`super::Ring::reroute`] is called again. Replicas stay, but for layers whose drop has succeeded. Where a device has failed, every later call for the layer returns that
     /// error.
     pub fn reattach(&mut self, rank: u32, links: &mut Links, at_most: Duration) -> Result<()> {
         let group = self.plan.group();
@@ -71,8 +73,8 @@ impl Windows {
             let lost = links.lost().find(|(lost, _)| *lost == rank).map(|(_, error)| error.clone());
             return lost.map_or_else(|| wrong(Kind::InvalidState, "a rank that has not come back"), Err);
         }
-        let dropped = self.drop_replicas();
-        let attached = dropped.and_then(|()| self.exchange(links, &[rank], digests, at_most));
+        // What kept this rank alive stays until the other one is there.
+        let attached = self.exchange(links, &[rank], digests, at_most).and_then(|()| self.drop_replicas());
         links.put_back();
         attached.map_err(|error| links.lose(rank, error))
     }
@@ -101,6 +103,8 @@ impl Windows {
         let mut places = window.parts.iter_mut().zip(&mut window.imported);
         let Some((part, imported)) = places.nth(rank as usize) else { return Ok(()) };
         *part = Some(shown);
+        // It maps no replicas any more.
+        window.sources.iter_mut().skip(rank as usize).take(1).for_each(Vec::clear);
         match imported.replace(new) {
             None => Ok(()),
             Some(old) => self.device.give_back(old.backing),

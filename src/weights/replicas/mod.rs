@@ -21,7 +21,7 @@
 //! update.
 //!
 //! **A new version** of a layer drops the layer's replicas on all ranks: they have the old bytes. **A rank that comes
-//! back** has none, so each rank that attaches it again drops all replicas first ([`super::Windows::reattach`]). Either
+//! back** has none, so each rank that attaches it again drops all replicas then ([`super::Windows::reattach`]). Either
 //! way the engine makes them anew. A rank can also drop them on its own ([`super::Ring::drop_replicas`]), or read
 //! around ranks that ended ([`super::Ring::reroute`]), because neither changes a byte.
 //!
