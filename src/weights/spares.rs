@@ -54,6 +54,10 @@ pub(super) struct Spares {
     parked: Option<Parked>,
     /// Where the parts of other ranks are read, one at a time.
     pub reading: Option<Slice>,
+    /// Where the segments that this rank gains are written, and where those that others gain of it are read. As long as
+    /// those of the largest change.
+    gains: Option<Slice>,
+    owned: Option<Slice>,
     /// The highest version that was begun, and the highest number of a change of replicas.
     pub begun: u32,
     pub changes: u32,
@@ -88,6 +92,26 @@ impl Spares {
     /// Bytes of memory that a user needs beside its own.
     pub fn needs(&self, grain: u64) -> u64 {
         if self.parked.is_some() { 0 } else { grain }
+    }
+
+    /// A range of so many bytes at which a change of replicas is written or read. A longer one than before is a new one:
+    /// a device keeps the old one, parked.
+    pub fn lent(
+        &mut self,
+        device: &dyn Device,
+        parked: Parked,
+        bytes: u64,
+        protection: Protection,
+    ) -> Result<Slice> {
+        let kept = match protection {
+            Protection::ReadWrite => &mut self.gains,
+            Protection::Read => &mut self.owned,
+        };
+        let range = match kept.filter(|range| range.bytes() >= bytes) {
+            Some(range) => range,
+            None => *kept.insert(parked.range(device, bytes, protection)?),
+        };
+        range.part(0, bytes)
     }
 
     /// The granule that parked ranges map, taken once.

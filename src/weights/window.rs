@@ -108,8 +108,6 @@ pub(super) struct Window {
     pub version: u32,
     /// By rank: the ranks whose memory its part maps; none if it is that rank's alone.
     pub sources: Vec<Vec<u32>>,
-    /// By rank: where replicas of its part are written, once there were some. Parked between changes.
-    pub fills: Vec<Option<Slice>>,
     /// Where a new version of the stored pages is written, once there was one. Parked between updates.
     pub spare: Option<Slice>,
     /// Why the window and its pulled pages may show different memory.
@@ -604,7 +602,6 @@ impl Window {
             digests: vec![None; ranks],
             version: 0,
             sources: vec![Vec::new(); ranks],
-            fills: vec![None; ranks],
             spare: None,
             failure: None,
         })

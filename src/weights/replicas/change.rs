@@ -26,10 +26,10 @@ pub(super) struct Gained {
     pub segment: Segment,
     /// Its memory on the holder, else imported.
     pub memory: Option<Mapped>,
-    /// Where the holder writes it.
-    slice: Option<Slice>,
     /// Its bytes on the owner.
     owned: Option<Mapped>,
+    /// Where the holder writes it, and owner and holder read it.
+    slice: Option<Slice>,
     /// What is in it, as owner and holder say.
     owner: Option<Digest>,
     holder: Option<Digest>,
@@ -47,7 +47,8 @@ pub struct Replication {
     pub(super) after: Vec<Segment>,
     pub(super) gained: Vec<Gained>,
     parked: Parked,
-    reading: Option<Slice>,
+    /// Where its memory is mapped, and what it owns of others' segments, one after another.
+    lent: Vec<Slice>,
     staging: Staging,
     /// Those with work on the new memory.
     streams: Vec<Stream>,
@@ -88,7 +89,8 @@ impl Windows {
         let after = self.replicable(number, wanted)?;
         let (grain, own) = (self.plan.grain(), self.plan.group().rank);
         let before: Vec<Segment> = self.replicas.iter().map(|held| held.segment).collect();
-        let new: Vec<Segment> = after.iter().filter(|segment| !before.contains(segment)).copied().collect();
+        let new: Vec<Segment> =
+            after.iter().filter(|segment| before.binary_search(segment).is_err()).copied().collect();
         let gains = new.iter().filter(|segment| segment.holder == own);
         let needed = self.spares.needs(grain) + gains.map(|segment| segment.bytes(&self.plan)).sum::<u64>();
         if needed > at_most {
@@ -109,7 +111,7 @@ impl Windows {
             after,
             gained: Vec::new(),
             parked,
-            reading: None,
+            lent: Vec::new(),
             staging: Staging::default(),
             streams: Vec::new(),
             left: VecDeque::new(),
@@ -118,7 +120,8 @@ impl Windows {
         for segment in new {
             change.gained.push(self.gained(segment)?);
         }
-        self.lend_to(&mut change)?;
+        self.lend_to(&mut change, Protection::ReadWrite)?;
+        self.lend_to(&mut change, Protection::Read)?;
         self.spares.changes = number;
         Ok(change)
     }
@@ -162,30 +165,42 @@ impl Windows {
         };
         let stored = self.at(segment.ordinal)?.1.stored.memory.filter(|_| segment.owner == own);
         let owned = stored.map(|it| Mapped { offset: it.offset + segment.offset(&self.plan), bytes, ..it });
-        Ok(Gained { segment, memory, slice: None, owned, owner: None, holder: None })
+        Ok(Gained { segment, memory, owned, slice: None, owner: None, holder: None })
     }
 
-    /// Lets a change write its memory, and read what is to be hashed.
-    fn lend_to(&mut self, change: &mut Replication) -> Result<()> {
-        let (device, parked) = (Arc::clone(&self.device), change.parked);
-        for gained in &mut change.gained {
-            let (Some(memory), segment) = (gained.memory, gained.segment) else { continue };
-            let Some(window) = self.windows.get_mut(segment.ordinal) else { continue };
-            let (part, fill) =
-                (window.parts.get(segment.owner as usize), window.fills.get_mut(segment.owner as usize));
-            let Some((part, fill)) = part.copied().flatten().zip(fill) else { continue };
-            let fill = match fill {
-                Some(fill) => *fill,
-                None => *fill.insert(parked.range(&*device, part.bytes(), Protection::ReadWrite)?),
-            };
-            let offset = segment.offset(&self.plan);
-            let to = fill.part(offset, memory.bytes)?;
-            device.remap(to, &[memory])?;
-            gained.slice = Some(to);
-            change.left.push_back((part.part(offset, memory.bytes)?, to));
+    /// Maps what this rank gains where it is written and hashed, or what it owns of what others gain, which can only be
+    /// read. Not behind the windows: a layer may be made resident meanwhile.
+    fn lend_to(&mut self, change: &mut Replication, protection: Protection) -> Result<()> {
+        let (mut pieces, mut places, mut end) = (Vec::new(), Vec::new(), 0);
+        let gains = protection == Protection::ReadWrite;
+        for memory in change.gained.iter().map(|it| if gains { it.memory } else { it.owned }) {
+            places.push(memory.map(|memory| {
+                // The holders of a segment follow each other, and its owner needs it once.
+                if pieces.last() != Some(&memory) {
+                    pieces.push(memory);
+                    end += memory.bytes;
+                }
+                (end - memory.bytes, memory.bytes)
+            }));
         }
-        change.reading = self.reading(parked)?;
-        Ok(())
+        if pieces.is_empty() {
+            return Ok(());
+        }
+        let lent = self.spares.lent(&*self.device, change.parked, end, protection)?;
+        for (gained, place) in change.gained.iter_mut().zip(places) {
+            let Some((at, bytes)) = place else { continue };
+            let (segment, to) = (gained.segment, lent.part(at, bytes)?);
+            gained.slice = Some(to);
+            if gains {
+                let (_, window) = self.at(segment.ordinal)?;
+                let part = window.parts.get(segment.owner as usize).copied().flatten();
+                let part = part.ok_or_else(|| change.pact.error(Kind::Internal, "a replica of no part"))?;
+                change.left.push_back((part.part(segment.offset(&self.plan), bytes)?, to));
+            }
+        }
+        // What is mapped in part is parked with the change.
+        change.lent.push(lent);
+        self.device.remap(lent, &pieces)
     }
 }
 
@@ -261,29 +276,20 @@ impl Replication {
         Ok(())
     }
 
-    /// Parks the addresses at which replicas were written.
+    /// Parks the addresses at which replicas were written and read.
     fn park(&mut self) -> Result<()> {
-        for gained in &mut self.gained {
-            if let Some(slice) = gained.slice {
-                self.parked.park(&*self.device, slice)?;
-                gained.slice = None;
-            }
+        while let Some(lent) = self.lent.last().copied() {
+            self.parked.park(&*self.device, lent)?;
+            self.lent.pop();
         }
         Ok(())
     }
 
-    /// The digest of a segment's bytes in some memory.
-    fn read(&mut self, segment: Segment, memory: Mapped, stream: Stream) -> Result<Digest> {
-        let (device, plan) = (Arc::clone(&self.device), self.plan.clone());
-        let Some(((layer, pages), reading)) = segment.of(&plan).zip(self.reading) else {
-            return Err(self.pact.error(Kind::Internal, "a segment"));
-        };
-        let shown = self.parked.show(&*device, reading, memory)?;
-        let found = fill::digest(self, layer, &pages, Some(shown), stream);
-        // The memory must not be shown any longer when it is given back.
-        self.settle()?;
-        self.parked.park(&*device, reading)?;
-        found
+    /// The digest of a segment's bytes, where they are mapped.
+    fn read(&mut self, segment: Segment, slice: Slice, stream: Stream) -> Result<Digest> {
+        let found = segment.of(&self.plan).map(|(layer, pages)| (layer.clone(), pages));
+        let (layer, pages) = found.ok_or_else(|| self.pact.error(Kind::Internal, "a segment"))?;
+        fill::digest(self, &layer, &pages, Some(slice), stream)
     }
 
     /// Checks that owner and holder of a segment say the same, once both have.
@@ -303,21 +309,24 @@ impl Replication {
     /// Ends the change: no rank takes it, unless all have committed already. What was taken is given back. Blocks until
     /// the copies into it have run. Nothing happens to a change that is over.
     ///
+    /// Where it cannot be known that they have run, the change keeps its memory and the windows stay busy: call it
+    /// again.
+    ///
     /// # Errors
     /// Those of [`Device::synchronize`], [`Device::remap`] and [`Device::give_back`]; the memory stays with the device
     /// then.
     pub fn abort(&mut self) -> Result<()> {
-        // The windows are free for another one when this is done, however it ends.
-        let _user = self.pact.abort();
+        let user = self.pact.abort();
         self.left.clear();
-        // What work still writes is not given back.
-        self.settle()?;
-        let mut result = Ok(());
-        for Gained { slice, memory, .. } in std::mem::take(&mut self.gained) {
-            let parked = slice.map_or(Ok(()), |slice| self.parked.park(&*self.device, slice));
-            result = result.and(parked).and(give_back(&*self.device, memory.as_slice()));
+        // What work still writes is not given back, and no other change may write where this one does.
+        if let Err(error) = self.settle() {
+            self.pact.keep(user);
+            return Err(error);
         }
-        result
+        let parked = self.park();
+        let memory: Vec<Mapped> =
+            std::mem::take(&mut self.gained).iter().filter_map(|it| it.memory).collect();
+        parked.and(give_back(&*self.device, &memory))
     }
 }
 
@@ -394,25 +403,23 @@ impl Agreed for Replication {
     fn prepare(&mut self, links: &mut Links, stream: Stream) -> Result<()> {
         self.drain(stream)?;
         self.settle()?;
-        // Before memory is exported, as in an update.
-        self.park()?;
-        let (own, mut read) = (self.plan.group().rank, Vec::new());
+        let own = self.plan.group().rank;
+        let mut read: Option<(Slice, Digest)> = None;
         for at in 0..self.gained.len() {
-            let Some(&Gained { segment, memory, owned, .. }) = self.gained.get(at) else { continue };
-            let Some(memory) = memory.or(owned) else { continue };
-            // An owner hashes a segment once for all of its holders.
-            let known = read.iter().find(|(one, _)| *one == memory).map(|(_, digest)| *digest);
-            let found = match known {
-                Some(found) => found,
-                None => self.read(segment, memory, stream)?,
+            let Some(&Gained { segment, slice: Some(slice), .. }) = self.gained.get(at) else { continue };
+            // An owner hashes a segment once for all of its holders, which follow each other.
+            let found = match read {
+                Some((last, found)) if last == slice => found,
+                _ => self.read(segment, slice, stream)?,
             };
-            read.push((memory, found));
+            read = Some((slice, found));
             if let Some(gained) = self.gained.get_mut(at) {
                 *(if segment.owner == own { &mut gained.owner } else { &mut gained.holder }) = Some(found);
             }
             links.settle()?;
         }
-        Ok(())
+        // Before memory is exported, as in an update.
+        self.park()
     }
 
     fn count(&self) -> usize {

@@ -202,6 +202,11 @@ impl Pact {
         self.state == State::Over
     }
 
+    /// Takes back what [`Pact::abort`] returned.
+    pub fn keep(&mut self, user: Option<Alive<()>>) {
+        self.user = user;
+    }
+
     /// Ends it after all ranks have committed.
     pub fn committed(&mut self) {
         self.state = State::Over;
