@@ -7,6 +7,7 @@ use crate::error::{Error, Kind, Result};
 use crate::peer::Links;
 use crate::weights::exchange::REPLICAS;
 use crate::weights::taken::give_back;
+use crate::weights::update::pact::State;
 use crate::weights::update::{Border, Outcome};
 use crate::weights::window::Windows;
 
@@ -25,13 +26,21 @@ impl Windows {
         links: &mut Links,
         border: Border,
     ) -> Result<Outcome> {
-        let gone = self.replicas.iter().map(|held| held.segment).filter(|it| !change.after.contains(it));
+        let gone = self
+            .replicas
+            .iter()
+            .map(|held| held.segment)
+            .filter(|it| change.after.binary_search(it).is_err());
         let mut parts: Vec<(usize, u32)> = gone
             .chain(change.gained.iter().map(|gained| gained.segment))
             .map(|segment| (segment.ordinal, segment.owner))
             .collect();
         parts.sort_unstable();
         parts.dedup();
+        // Before this rank is ready: what it cannot take is taken by no rank.
+        if change.gained.iter().any(|gained| gained.memory.is_none()) && change.pact.state == State::Shared {
+            return Err(change.pact.error(Kind::Internal, "a replica without memory"));
+        }
         match self.decided(&change.pact, parts.iter().map(|part| part.0), links, &border)? {
             Ok(Outcome::Committed) => {
                 self.take_replicas(change, &parts)?;
@@ -57,7 +66,7 @@ impl Windows {
         self.replicas.extend(gained.filter_map(|it| Some(Held { segment: it.segment, memory: it.memory? })));
         let after = &change.after;
         let (mut kept, gone): (Vec<Held>, Vec<Held>) =
-            self.replicas.drain(..).partition(|held| after.contains(&held.segment));
+            self.replicas.drain(..).partition(|held| after.binary_search(&held.segment).is_ok());
         kept.sort_unstable_by_key(|held| held.segment);
         self.replicas = kept;
         let mut result = Ok(());
@@ -112,9 +121,10 @@ impl Windows {
     }
 
     /// Maps the memory of owners again, on this rank alone, and gives back all replicas: its own, and what it imported.
-    /// For a rank that needs the memory, and for ranks of which one has replicas that another has not. No work that is
-    /// enqueued or runs may use a window. The others go on reading what this rank held; the system frees it when the
-    /// last of them has given it back. Before the next change all ranks do so.
+    /// For ranks of which one has replicas that another has not, and for a group that needs the memory. No work that is
+    /// enqueued or runs may use a window. The others go on reading what this rank held, and its device has the memory
+    /// again when the last of them has given it back. Until all ranks have dropped them it is free by no byte, though
+    /// [`Windows::device_bytes`] and budgets count it no longer. Before the next change all ranks do so.
     ///
     /// # Errors
     /// [`Kind::Busy`] while a change is there; those of [`crate::device::Device::remap`], with the layer. A layer whose
@@ -133,8 +143,7 @@ impl Windows {
                     .and_then(|()| self.show_part(*ordinal, *owner, &[]))
                     .map_err(|error| self.refused_part(*ordinal, error))
             });
-            let ordinal = of_layer.first().map(|part| part.0);
-            let own = held.iter().filter(|held| Some(held.segment.ordinal) == ordinal).copied();
+            let own = of_layer.first().map_or(&[][..], |part| set::of_layer(&held, part.0)).iter().copied();
             let dropped = match shown {
                 Ok(()) => give_back(&*self.device, &own.map(|held| held.memory).collect::<Vec<_>>()),
                 Err(error) => {

@@ -63,8 +63,15 @@ impl Segment {
     }
 }
 
+/// The segments of a layer, of all in order.
+pub(super) fn of_layer(held: &[Held], ordinal: usize) -> &[Held] {
+    let start = held.partition_point(|one| one.segment.ordinal < ordinal);
+    let end = held.partition_point(|one| one.segment.ordinal <= ordinal);
+    held.get(start..end).unwrap_or_default()
+}
+
 /// How a rank reads the part of another one, whose memory is `own`: its pages in order. `held` are all segments that
-/// there are; `lost` are ranks that are not read where another one has the pages.
+/// there are, in order; `lost` are ranks that are not read where another one has the pages.
 ///
 /// A rank reads its own replica. The others take owner and holders in turn, by their places among the ranks that have
 /// no copy, beginning with another one in each layer. So no two sources of a range differ by more than one reader.
@@ -80,7 +87,8 @@ pub(super) fn reads(
         let memory = Mapped { offset: own.offset + from, bytes: to.saturating_sub(from), ..own };
         Read { from: owner, memory }
     };
-    let of_part: Vec<Held> = held.iter().filter(|one| one.segment.is_of(ordinal, owner)).copied().collect();
+    let of_part: Vec<Held> =
+        of_layer(held, ordinal).iter().filter(|one| one.segment.is_of(ordinal, owner)).copied().collect();
     for copies in of_part.chunk_by(|one, next| one.segment.tensor == next.segment.tensor) {
         let Some(first) = copies.first() else { continue };
         let (start, bytes) = (first.segment.offset(plan), first.memory.bytes);
