@@ -98,10 +98,7 @@ impl Door {
         lower: impl Iterator<Item = u32>,
         awaited: bool,
     ) -> Result<Vec<(Option<u32>, UnixStream)>> {
-        let mut sockets: Vec<_> = match awaited {
-            true => Vec::new(),
-            false => self.shut().into_iter().map(|socket| (None, socket)).collect(),
-        };
+        let mut sockets = Vec::new();
         if awaited && self.listener.is_none() {
             self.listener = Some(seat.listen()?);
         }

@@ -153,10 +153,15 @@ impl Listener {
 
     /// The next process that has connected.
     pub fn next(&self) -> Result<Option<UnixStream>> {
-        match self.socket.accept() {
-            Ok((socket, _)) => Ok(Some(socket)),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
-            Err(error) => Err(failed("accept", &self.path)(error)),
+        loop {
+            match self.socket.accept() {
+                Ok((socket, _)) => return Ok(Some(socket)),
+                // The next one may wait behind a process that has connected and gone.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(failed("accept", &self.path)(error)),
+            }
         }
     }
 }
