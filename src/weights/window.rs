@@ -26,6 +26,7 @@
 //!
 //! **Copies** of a pull are enqueued one by one on the caller's stream. They take the peers in an order that begins
 //! behind this rank, one copy of each after another, so that ranks that pull at the same time read from different ones.
+//! Where a part has replicas ([`super::replicas`]), this is the order of owners: the ranks that are read may coincide.
 //! [`Windows::pull_some`] enqueues a part of them, for callers that pace their links.
 //!
 //! **Failures.** A change that fails leaves the layer as it was. Copies that were enqueued before run all the same, so

@@ -249,7 +249,12 @@ impl Replication {
     /// Gives the replicas that this rank gains to all others and takes theirs. All ranks call it, when nothing is left
     /// to be copied. Owners and holders hash what they have, and the digests of both have to agree. It waits for
     /// `stream` and for those of the copies. Otherwise it is as [`super::super::Update::share`], in time and in what it
-    /// serves: an engine that goes on stepping calls it on a thread of its own.
+    /// serves: an engine that goes on stepping calls it on a thread of its own. What others say early,
+    /// [`super::super::Update::concerns`] tells apart.
+    ///
+    /// `at_most` begins when this rank has hashed its own, so it has to cover the hashing of the slowest rank. A rank
+    /// whose [`Windows::replicate`] was refused does not call it, and the others wait for all of `at_most`: ranks that
+    /// agree before they fill that all have begun need not wait.
     ///
     /// # Errors
     /// [`Kind::InvalidState`] with the bytes that are left to be copied, and for a change that was shared before;

@@ -28,10 +28,12 @@
 //! **Costs.** A replica takes as many bytes as its tensor has whole granules that its rank does not own. A change takes
 //! the new ones before the old ones are given back, hashes each once at its owner and once at its holder, and sends a
 //! message of each rank for each. A flip remaps each part of another rank that changes, once. On the host device a
-//! rank holds an open file for each replica of the group.
+//! rank holds an open file for each replica of the group. A rank keeps addresses for the most bytes that it gained at a
+//! time, and for the most that it owned of what others gained, parked between changes ([`super::spares`]): a change
+//! that needs more makes a new range, and the device keeps the shorter one.
 //!
 //! **Not measured:** a copy of a pull can cross memory of several ranks' devices, which no machine with several GPUs
-//! has run yet.
+//! has run yet. Nor has a captured pull whose source is mapped to memory of another device after the capture.
 //!
 //! **What it does not do.** It does not decide what is hot. It replicates no part of a granule, so ends of a tensor
 //! that share a granule with another one stay with the owner alone. It needs a driver that maps memory from any granule
