@@ -44,8 +44,8 @@ impl Windows {
     /// error of a layer that cannot be used. The session with the rank ends, unless this is a
     /// call that was wrong: it is lost again, and can come back again. Each of its parts is mapped as before or anew
     /// then, and the bytes of both are the same; a part that is anew is read from that rank alone, until
-    /// [`super::Ring::reroute`] is called again. Replicas stay, but for layers whose drop has succeeded. Where a device has failed, every later call for the layer returns that
-    /// error.
+    /// [`super::Ring::reroute`] is called again. Replicas stay, but for layers whose drop has succeeded. Where a device
+    /// has failed, every later call for the layer returns that error.
     pub fn reattach(&mut self, rank: u32, links: &mut Links, at_most: Duration) -> Result<()> {
         let group = self.plan.group();
         let wrong = |kind, place| Err(Error::new(kind, OPERATION).at(place).with("rank", rank));

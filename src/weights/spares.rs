@@ -94,8 +94,8 @@ impl Spares {
         if self.parked.is_some() { 0 } else { grain }
     }
 
-    /// A range of so many bytes at which a change of replicas is written or read. A longer one than before is a new one:
-    /// a device keeps the old one, parked.
+    /// A range of so many bytes at which a change of replicas is written or read. A longer one than before is a new
+    /// one: a device keeps the old one, parked.
     pub fn lent(
         &mut self,
         device: &dyn Device,

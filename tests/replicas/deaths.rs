@@ -1,5 +1,6 @@
-//! Real processes: a rank that is killed at every point of a change, also the one that makes the ballot. Those that live agree on one set, which is the old
-//! one where no decision was made, go on with what they read of their own or of each other, and attach the rank again.
+//! Real processes: a rank that is killed at every point of a change, also the one that makes the ballot. Those that
+//! live agree on one set, which is the old one where no decision was made, go on with what they read of their own or of
+//! each other, and attach the rank again.
 
 use std::path::Path;
 use std::process::{Child, Command};
