@@ -65,9 +65,9 @@
  *             A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is FB_INTERNAL; the object
  *             is unusable after it. Its destroy call then leaks it, on purpose, because its state may be inconsistent.
  * Results     A call writes its out-parameters only if it returns FB_OK. A failed call that takes a buffer for the
- *             reason (`text` or `reason`) writes only to that buffer. fb_retire's step is the exception: it is set to
- *             0 whenever the step has ended. Out-parameters must not overlap each other or the call's inputs. An array
- *             of length 0 may always be NULL.
+ *             reason (`text` or `reason`) writes only to that buffer. There are two exceptions: fb_retire's step is set
+ *             to 0 whenever the step has ended, and fb_weights_commit's outcome is always written. Out-parameters must
+ *             not overlap each other or the call's inputs. An array of length 0 may always be NULL.
  * Handles     Every handle that a call makes has a destroy call. The streams of fb_stream_create and the memory of
  *             fb_device_allocate have none: they live as long as the device. A handle is a token that the library
  *             looks up and never follows. NULL and a handle of another kind are FB_INVALID_CONFIG; a handle that was
