@@ -263,7 +263,7 @@ pub unsafe extern "C" fn fb_links_poll(
             return Err(Error::new(Kind::InvalidState, "links")
                 .at("a rank that has come back and was not attached again")
                 .with("rank", rank)
-                .hint("call fb_weights_reattach first"));
+                .hint("call fb_weights_reattach first, or fb_weights_share if nothing was shared"));
         }
         let mut said = Text::new();
         let (kind, rank, status) = match links.next(milliseconds(at_most_ms))? {

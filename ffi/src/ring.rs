@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use forebay::{Error, Kind, Result};
 
 use crate::cast;
-use crate::handle::{self, change};
+use crate::handle::change;
 use crate::status::FbStatus;
 use crate::weights::FbWeights;
 
@@ -119,24 +119,7 @@ pub unsafe extern "C" fn fb_weights_launch(
     change(weights, |weights| {
         let launch = launch.ok_or_else(|| cast::null("launch"))?;
         // SAFETY: this call's contract.
-        let launched = || launched(unsafe { launch(data, stream) });
-        let mut closed = None;
-        let done = weights.serving()?.launch(cast::stream(stream), || {
-            let process = handle::process();
-            let result = launched();
-            if handle::process() != process {
-                return Err(Error::new(Kind::Closed, "launch").at("the callback returned in a forked child"));
-            }
-            // For the ring this word is the child's; the engine's may be of anything that it closed.
-            result.map_err(|error| match error.kind() {
-                Kind::Closed => {
-                    closed = Some(error);
-                    Error::new(Kind::Cancelled, "launch")
-                }
-                _ => error,
-            })
-        });
-        closed.map_or(done, Err)
+        weights.serving()?.launch(cast::stream(stream), || launched(unsafe { launch(data, stream) }))
     })
 }
 

@@ -306,6 +306,8 @@ impl Links {
     /// # Errors
     /// As [`Link::end`], with the rank.
     pub fn end(&mut self) -> Result<()> {
+        // No rank is attached any more.
+        self.returned.clear();
         self.links.iter_mut().try_for_each(|(rank, link)| link.end().map_err(|error| of_rank(error, *rank)))
     }
 

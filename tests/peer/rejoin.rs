@@ -97,6 +97,25 @@ fn ranks_that_are_started_again_meet_those_that_lived() {
     }
 }
 
+/// A rank that ends in order has nothing to give to one that has come back.
+#[test]
+fn an_end_in_order_waits_for_no_attachment() {
+    let folder = Folder::new("end");
+    let mut all = met(&folder, &[0, 1], 2);
+    drop(all.pop());
+    let links = &mut all[0];
+    assert_eq!(lost(links).number("rank"), Some(1));
+    let again = thread::scope(|scope| {
+        let again = scope.spawn(|| met(&folder, &[1], 2));
+        assert_eq!(links.readmit(PATIENCE), Ok(Some(1)));
+        again.join().unwrap()
+    });
+    assert_eq!(links.unattached(), Some(1));
+    links.end().unwrap();
+    assert_eq!(links.unattached(), None);
+    drop(again);
+}
+
 /// Two of three ranks have ended, and one of them is started again: it waits for the other one, for its time, and the
 /// rank that lived has lost it again then.
 #[test]

@@ -345,3 +345,41 @@ fn a_copy_that_is_refused_is_made_again() {
         engine.step().unwrap();
     });
 }
+
+/// What is over waits for no stream any more: the engine may have returned the one on which it shared.
+#[test]
+fn what_was_committed_asks_nothing_of_the_device_when_it_is_dropped() {
+    group(&counted(2), |engine, faulty| {
+        let mut change = shared(engine, 1, &[replica(1, 1, 0)]).unwrap();
+        assert_eq!(commit(engine, &mut change), Ok(Outcome::Committed));
+        faulty.aim(Some(0));
+        drop(change);
+        assert_eq!(faulty.aim(None), None);
+        let mut update = engine.filled(1, &[3]).unwrap();
+        engine.share(&mut update).unwrap();
+        let border = Border { step: 9, ..engine.border() };
+        assert_eq!(engine.commit(&mut update, &[3], border), Ok(Outcome::Committed));
+        faulty.aim(Some(0));
+        drop(update);
+        assert_eq!(faulty.aim(None), None);
+    });
+}
+
+/// A change whose addresses cannot be parked keeps them: no other one is lent them meanwhile, and its end takes nothing
+/// from the next one.
+#[test]
+fn a_change_that_cannot_park_keeps_the_windows_busy_until_it_can() {
+    group(&counted(2), |engine, faulty| {
+        let wanted = [replica(1, 1, 0)];
+        let mut change = filled(engine, 1, &wanted).unwrap();
+        faulty.remaps(&[Some(Kind::OutOfMemory)]);
+        assert_eq!(change.abort().unwrap_err().kind(), Kind::OutOfMemory);
+        assert_eq!(engine.ring.replicate(2, &wanted, u64::MAX).unwrap_err().kind(), Kind::Busy);
+        change.abort().unwrap();
+        let mut next = filled(engine, 2, &wanted).unwrap();
+        drop(change);
+        next.share(&mut engine.links, engine.rank.stream, PATIENCE).unwrap();
+        assert_eq!(commit(engine, &mut next), Ok(Outcome::Committed));
+        engine.step().unwrap();
+    });
+}

@@ -314,8 +314,8 @@ impl Replication {
     /// Ends the change: no rank takes it, unless all have committed already. What was taken is given back. Blocks until
     /// the copies into it have run. Nothing happens to a change that is over.
     ///
-    /// Where it cannot be known that they have run, the change keeps its memory and the windows stay busy: call it
-    /// again.
+    /// Where it cannot be known that they have run, or the addresses at which they write cannot be parked, the change
+    /// keeps its memory and the windows stay busy: call it again. They stay busy for good if it is dropped then.
     ///
     /// # Errors
     /// Those of [`Device::synchronize`], [`Device::remap`] and [`Device::give_back`]; the memory stays with the device
@@ -324,14 +324,13 @@ impl Replication {
         let user = self.pact.abort();
         self.left.clear();
         // What work still writes is not given back, and no other change may write where this one does.
-        if let Err(error) = self.settle() {
+        if let Err(error) = self.settle().and_then(|()| self.park()) {
             self.pact.keep(user);
             return Err(error);
         }
-        let parked = self.park();
         let memory: Vec<Mapped> =
             std::mem::take(&mut self.gained).iter().filter_map(|it| it.memory).collect();
-        parked.and(give_back(&*self.device, &memory))
+        give_back(&*self.device, &memory)
     }
 }
 
@@ -339,6 +338,7 @@ impl Drop for Replication {
     fn drop(&mut self) {
         // What is refused stays with the device; no caller is there to be told.
         let _ = self.abort();
+        self.pact.stay_in_use();
     }
 }
 
@@ -423,6 +423,8 @@ impl Agreed for Replication {
             }
             links.settle()?;
         }
+        // The reading has ended, so no later call waits for this stream.
+        self.settle()?;
         // Before memory is exported, as in an update.
         self.park()
     }

@@ -32,9 +32,9 @@ impl<P: Pull> Ring<P> {
     ///
     /// # Errors
     /// [`Kind::Busy`] while a step is open; those of [`Ring::begin`], before anything is launched; [`Kind::PeerLost`]
-    /// with layer and rank while a layer that is not resident is pulled from a rank that ended; the error of `launch`.
-    /// Its [`Kind::Closed`] means that this process is a forked child, which has no device: nothing more is enqueued.
-    /// Those of [`Ring::begin`] also behind a launch, which then runs.
+    /// with layer and rank while a layer that is not resident is pulled from a rank that ended; the error of `launch`;
+    /// [`Kind::Closed`] where it returns in a forked child, which has no device: nothing more is enqueued there. Those
+    /// of [`Ring::begin`] also behind a launch, which then runs.
     pub fn launch(&mut self, stream: Stream, launch: impl FnOnce() -> Result<()>) -> Result<()> {
         if self.open.is_some() {
             return Err(self.wrong(Kind::Busy, "a step is open").hint("end or abandon it before a launch"));
@@ -48,9 +48,10 @@ impl<P: Pull> Ring<P> {
             }
             self.ahead.as_ref().map_or(Ok(()), |ahead| ahead.before(&*self.device, at, false, stream))?;
         }
+        let process = std::process::id();
         let mut result = launch();
-        if result.as_ref().is_err_and(|error| error.kind() == Kind::Closed) {
-            return result;
+        if std::process::id() != process {
+            return result.and(Err(self.wrong(Kind::Closed, "the launch returned in a forked child")));
         }
         // A launch that was refused half-way may have changed what the buffers hold, except one that never changes.
         let pulled = result.is_ok() && self.options.wrap == Wrap::Joined;

@@ -22,7 +22,7 @@ impl Windows {
     /// resident is whole. The replicas of its layers are dropped, on all ranks.
     ///
     /// # Errors
-    /// [`Update::is_over`] tells the two cases apart.
+    /// [`Update::is_over`] tells the two cases apart, for an update that was not over before.
     ///
     /// Before this rank is ready, so that nothing is decided and it may be called again: [`crate::Kind::InvalidState`]
     /// for an update that was not shared, or of other windows or sessions; [`crate::Kind::Busy`] for a stream that is

@@ -207,6 +207,11 @@ impl Pact {
         self.user = user;
     }
 
+    /// Lets the windows stay in use for good, where [`Pact::keep`] has taken back what tells them so.
+    pub fn stay_in_use(&mut self) {
+        std::mem::forget(self.user.take());
+    }
+
     /// Ends it after all ranks have committed.
     pub fn committed(&mut self) {
         self.state = State::Over;

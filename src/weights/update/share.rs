@@ -128,6 +128,8 @@ impl Agreed for Update {
             own.into_iter().for_each(|own| *own = Some(found));
             links.settle()?;
         }
+        // The reading has ended, so no later call waits for this stream.
+        self.settle()?;
         self.park()
     }
 
