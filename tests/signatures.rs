@@ -19,7 +19,7 @@ const TABLE: &str = "src/device/cuda/driver.rs";
 const STANDIN: &str = "standin/driver/cuda_driver.h";
 
 /// The name of a number of [`TABLE`] there and in the header.
-const NUMBERS: [(&str, &str); 42] = [
+const NUMBERS: [(&str, &str); 44] = [
     ("INVALID_VALUE", "CUDA_ERROR_INVALID_VALUE"),
     ("OUT_OF_MEMORY", "CUDA_ERROR_OUT_OF_MEMORY"),
     ("STUB_LIBRARY", "CUDA_ERROR_STUB_LIBRARY"),
@@ -62,6 +62,8 @@ const NUMBERS: [(&str, &str); 42] = [
     ("SHARED_BYTES", "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
     ("PROCESSORS", "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT"),
     ("COPY_ENGINES", "CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT"),
+    ("CLOCK_RATE", "CU_DEVICE_ATTRIBUTE_CLOCK_RATE"),
+    ("L2_BYTES", "CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE"),
 ];
 
 /// Which types match, as a call sees them. Handles of the header are pointers and 8 bytes here; enumerations are

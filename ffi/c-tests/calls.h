@@ -457,7 +457,11 @@ TRY(update_share) { return fb_update_share(handle, P(1, w->links), NULL, 0); }
 TRY(update_verify) { return UNUSED, fb_update_verify(handle, 0, NULL); }
 TRY(update_destroy) { return UNUSED, fb_update_destroy(handle); }
 TRY(weights_commit) {
-    return fb_weights_commit(handle, P(1, w->update), P(2, w->links), 1, NULL, 0, P(3, &w->out.word), NULL, 0);
+    /* Written with an error too: nothing was decided. */
+    uint32_t outcome = UINT32_MAX;
+    fb_status found = fb_weights_commit(handle, P(1, w->update), P(2, w->links), 1, NULL, 0, P(3, &outcome), NULL, 0);
+    CHECK(outcome == (null == 3 ? UINT32_MAX : FB_UPDATE_OPEN));
+    return found;
 }
 
 #define CALL(name, on, pointers) \

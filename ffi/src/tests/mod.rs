@@ -217,7 +217,7 @@ fn structs_have_no_padding() {
         (size_of::<FbStepConfig>(), 3, 4),
         (size_of::<FbRetired>(), 4, 0),
         (size_of::<crate::weights::FbTensor>(), 3, 2),
-        (size_of::<crate::weights::FbWeightsConfig>(), 6, 12),
+        (size_of::<crate::weights::FbWeightsConfig>(), 8, 12),
         (size_of::<crate::weights::FbWeightsFootprint>(), 12, 4),
         (size_of::<crate::weights::FbLayerWeights>(), 4, 6),
         (size_of::<crate::links::FbLinksConfig>(), 6, 4),
