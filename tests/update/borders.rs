@@ -266,3 +266,21 @@ fn what_cannot_be_updated_is_refused_and_nothing_changes() {
         assert_eq!(rank.windows.update(1, &[1], u64::MAX).unwrap_err().kind(), kind);
     }
 }
+
+/// An update whose copies may still run keeps its memory, and no other one is begun meanwhile.
+#[test]
+fn an_update_that_cannot_wait_for_its_copies_keeps_the_windows_busy() {
+    group(&counted(1), |engine, faulty| {
+        drop(engine.filled(1, &[0]).unwrap());
+        let start = faulty.backings();
+        let mut update = engine.filled(2, &[0]).unwrap();
+        faulty.aim(Some(0));
+        assert_eq!(update.abort().unwrap_err().kind(), Kind::OutOfMemory);
+        assert!(faulty.aim(None).is_some());
+        assert_eq!(engine.ring.update(3, &[0], u64::MAX).unwrap_err().kind(), Kind::Busy);
+        update.abort().unwrap();
+        assert_eq!(faulty.backings(), start);
+        drop(update);
+        assert_eq!(engine.updates(3, &[0]), Ok(Outcome::Committed));
+    });
+}

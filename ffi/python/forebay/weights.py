@@ -30,7 +30,7 @@ from . import update as _update
 from ._library import NULL, check, check_created, ffi, lib, new_text, sized, text_bytes
 from .arrays import Tensor
 from .device import Device, ending
-from .errors import Busy, ForebayError, InvalidArgument
+from .errors import ForebayError, InvalidArgument
 from .handle import Handle, Handled
 from .links import Links, config_of, milliseconds
 from .overlap import several
@@ -389,8 +389,8 @@ class Weights(Handled):
         try:
             try:
                 self.begin(micro_batches, draft_passes)
-            except Busy:
-                # The open step is another one, which goes on.
+            except Exception:
+                # Nothing has begun. A step that is open is another one, which goes on.
                 others = True
                 raise
             yield

@@ -480,8 +480,9 @@ def test_a_step_whose_body_raises_is_abandoned(pair: Pair) -> None:
     with rank.weights.step():
         with pytest.raises(forebay.Busy):
             rank.weights.begin()
-        with pytest.raises(forebay.Busy), rank.weights.step():
-            raise AssertionError
+        for wrong in (1, "x"):
+            with pytest.raises((forebay.Busy, forebay.InvalidArgument)), rank.weights.step(wrong):
+                raise AssertionError
         for layer in range(LAYERS):
             with rank.weights.use(layer):
                 continue

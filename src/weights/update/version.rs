@@ -312,17 +312,22 @@ impl Update {
     /// Ends the update: no rank takes the new version, unless all have committed already. Its memory is given back.
     /// Blocks until the copies into it have run. Nothing happens to an update that is over.
     ///
+    /// Where it cannot be known that they have run, the update keeps its memory and the windows stay busy: call it
+    /// again. They stay busy for good if it is dropped then.
+    ///
     /// # Errors
     /// Those of [`Device::synchronize`], [`Device::remap`] and [`Device::give_back`]; the memory stays with the device
     /// then.
     pub fn abort(&mut self) -> Result<()> {
-        // The windows are free for another one when this is done, however it ends.
-        let _user = self.pact.abort();
-        let layers = std::mem::take(&mut self.layers);
-        // What work still writes is not given back.
-        self.settle()?;
+        // The windows are free for another one when this is done.
+        let user = self.pact.abort();
+        // What work still writes is not given back, and no other update may write where this one does.
+        if let Err(error) = self.settle() {
+            self.pact.keep(user);
+            return Err(error);
+        }
         let mut result = Ok(());
-        for Renewed { stored, others, .. } in layers {
+        for Renewed { stored, others, .. } in std::mem::take(&mut self.layers) {
             if let Some(slice) = stored.slice {
                 result = result.and(self.parked.park(&*self.device, slice));
             }
@@ -337,5 +342,6 @@ impl Drop for Update {
     fn drop(&mut self) {
         // What is refused stays with the device; no caller is there to be told.
         let _ = self.abort();
+        self.pact.stay_in_use();
     }
 }
