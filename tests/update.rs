@@ -28,6 +28,8 @@ mod returns;
 mod sessions;
 #[path = "support/update_bytes.rs"]
 mod update_bytes;
+#[path = "update/whole.rs"]
+mod whole;
 #[path = "support/windows.rs"]
 mod windows;
 #[path = "update/world.rs"]

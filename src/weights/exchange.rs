@@ -10,7 +10,8 @@
 //! | 0 to 3 | 1: a part; 16: an update begins; 17: a part of a new version; 18: the rank has given up |
 //! | | 32, 33, 34: the same of a change of replicas; 33 is a replica |
 //! | 4 to 7 | layer of the model; 0 in 16, 18, 32, 34 |
-//! | 8 to 15 | bytes of the memory, in whole granules, 0 if the rank gives none; in 16, 18 how many layers |
+//! | 8 to 15 | bytes of the memory, in whole granules, 0 if the rank gives none, as of a resident layer |
+//! | | in 16, 18 how many layers |
 //! | | in 32, 34 how many replicas there are to be |
 //! | 16 to 47 | BLAKE3 of what was filled ([`super::fill`]); in 16, 18 of the layers of the update |
 //! | | in 33 of what the owner has or the holder was filled with; in 32, 34 of the replicas before and after |
@@ -23,6 +24,7 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use super::plan::{LayerPlan, Place};
 use super::window::refused;
 use crate::error::{Error, Kind, Result};
 use crate::peer::{Digest, Event, Links};
@@ -110,6 +112,25 @@ impl Part {
             return Err(wrong("a part of another size").with("bytes", part.bytes).with("planned", planned));
         }
         Ok(part)
+    }
+
+    /// Checks what `rank` says of a layer of which every rank has filled the whole, against this rank's `own` digest.
+    /// Of other layers ranks fill different bytes.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] with rank and layer.
+    pub fn agrees(&self, plan: &LayerPlan, own: Option<Digest>, rank: u32) -> Result<()> {
+        if plan.place != Place::Resident || own == Some(self.digest) {
+            return Ok(());
+        }
+        Err(refused(
+            Kind::Corrupt,
+            plan.layer,
+            "a rank with other weights than this one, where each has the whole",
+        )
+        .with("rank", rank)
+        .with("layer", self.layer)
+        .hint("fill all ranks with the same weights"))
     }
 }
 

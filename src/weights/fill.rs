@@ -4,14 +4,15 @@
 //! that it owns and the engine may free the rest. So a rank needs one whole tensor at a time beside its windows.
 //!
 //! **Digests** are BLAKE3 over the bytes of the tensors that a rank filled, in the order of the layer, without the gaps
-//! between them. Each layer that is sharded has one, and the *content* is the digest of all. Ranks tell them to each
-//! other ([`Windows::hello`], [`Windows::share`]), and [`Windows::verify`] reads what the others gave and compares.
+//! between them. Each layer has one, and the *content* is the digest of all. Ranks tell them to each other
+//! ([`Windows::hello`], [`Windows::share`]), and [`Windows::verify`] reads what the others gave and compares. Of a layer
+//! that the plan keeps resident every rank fills the whole, so all say the same, or one is refused.
 //!
 //! **A new version** beside the windows ([`super::update`]) is filled and hashed by the same code: it is the other
 //! thing that [`Fills`]. So is what a change of replicas ([`super::replicas`]) only [`Reads`].
 //!
-//! **Costs.** A digest reads a rank's part once over the host, through 4 MiB of pinned memory: seconds for a model, at
-//! its start.
+//! **Costs.** A digest reads what a rank filled once over the host, through 4 MiB of pinned memory: seconds for a model,
+//! at its start.
 
 use std::ops::Range;
 
@@ -188,12 +189,6 @@ impl Windows {
         fill(self, (layer, name), from, stream)
     }
 
-    /// The ordinals of the layers that the plan shards.
-    pub(super) fn sharded(&self) -> Vec<usize> {
-        let layers = self.plan.layers().iter().enumerate();
-        layers.filter(|(_, layer)| layer.place != Place::Resident).map(|(ordinal, _)| ordinal).collect()
-    }
-
     /// What this rank says first to the others: its place in the group, the digests of plan and content, and
     /// `geometry`, the caller's digest of its model. Blocks until `stream` has run and the content is read; fills on
     /// other streams must have run before.
@@ -201,8 +196,7 @@ impl Windows {
     /// Ranks that fill from different checkpoints of one shape (DeepSeek-V3 and R1 have the same names and sizes) find
     /// each other out only by `geometry`: let it cover what the checkpoint is at the group's start, such as the hashes
     /// of its files. It stays that for as long as the group lives, also when new weights are committed, and a rank that
-    /// comes back says the same. The content tells versions apart in sharded layers; those that the plan keeps resident
-    /// have none.
+    /// comes back says the same. The content tells versions apart.
     ///
     /// # Errors
     /// [`Kind::InvalidState`] for a layer that was not filled, with the tensor; those of
@@ -220,7 +214,7 @@ impl Windows {
         })
     }
 
-    /// The digests of the sharded layers, and of all.
+    /// The digests of what this rank filled of each layer, and of all.
     pub(super) fn contents(&mut self, stream: Stream) -> Result<(Vec<Digest>, Digest)> {
         if let Some(known) = &self.content {
             return Ok(known.clone());
@@ -230,7 +224,7 @@ impl Windows {
             self.is_filled(plan, window)?;
         }
         let mut layers = Vec::new();
-        for ordinal in self.sharded() {
+        for ordinal in 0..self.windows.len() {
             let (plan, window) = self.at(ordinal)?;
             let (plan, pages, slice) = (plan.clone(), window.stored.pages.clone(), window.stored.slice);
             layers.push(digest(self, &plan, &pages, slice, stream)?);
@@ -253,7 +247,8 @@ impl Windows {
     }
 
     /// As [`Windows::verify`], one layer, so that the caller can serve its sessions between two of them
-    /// ([`crate::peer::Links::event`]). Nothing is read of a layer that the plan keeps resident.
+    /// ([`crate::peer::Links::event`]). Nothing is read of a layer that the plan keeps resident, which
+    /// has no part of another rank.
     ///
     /// # Errors
     /// [`Kind::Corrupt`] with layer and rank, the owner's also where its part is read from a replica;
@@ -281,7 +276,7 @@ impl Windows {
     }
 }
 
-/// The digest of a rank's sharded layers, in order.
+/// The digest of what a rank filled of all layers, in order.
 pub(super) fn content(layers: &[Digest]) -> Digest {
     let mut hash = blake3::Hasher::new();
     hash.update(CONTENT_TAG);

@@ -425,6 +425,13 @@ impl Plan {
         }
     }
 
+    /// Bytes of a layer's memory that `rank` gives to the others: its part, in granules; none of a layer that the plan
+    /// keeps resident.
+    pub(super) fn given(&self, layer: &LayerPlan, rank: u32) -> u64 {
+        let pages = layer.cut.part(rank);
+        if layer.place == Place::Resident { 0 } else { (pages.end - pages.start) * self.grain }
+    }
+
     /// Bytes that this rank pulls to have a layer whole, in granules.
     pub fn pulled(&self, layer: &LayerPlan) -> u64 {
         let own = self.own(layer, self.group.rank);

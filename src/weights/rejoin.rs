@@ -65,7 +65,7 @@ impl Windows {
             return wrong(Kind::InvalidConfig, "sessions that began with another hello");
         }
         // What such a layer maps may be of another version than its digest says.
-        self.sharded().into_iter().try_for_each(|ordinal| self.usable(ordinal))?;
+        (0..self.windows.len()).try_for_each(|ordinal| self.usable(ordinal))?;
         if self.spares.in_use_by_replicas() {
             return Err(self.changing().with("rank", rank));
         }

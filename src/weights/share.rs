@@ -1,8 +1,11 @@
 //! The parts of a layer, given to the other ranks and taken from them.
 //!
-//! Over each session both sides send one message for each sharded layer, in the order of the layers
-//! ([`super::exchange`]). A part's descriptor comes with its message. Others may only read it, and it is closed when it
-//! has been sent. What lies in the memory is the other rank's word; [`Windows::verify`] reads it.
+//! Over each session both sides send one message for each layer, in their order ([`super::exchange`]). A part's
+//! descriptor comes with its message. Others may only read it, and it is closed when it has been sent. What lies in the
+//! memory is the other rank's word; [`Windows::verify`] reads it.
+//!
+//! **A layer that the plan keeps resident** has no part. Its message has the digest of the whole, which has to be this
+//! rank's own: otherwise ranks would compute with different weights, and no pull would show it.
 //!
 //! **A rank that is lost meanwhile** does not end the exchange with the others, which wait for this rank's parts in
 //! turn. If it has not given all, its error comes when they have theirs; otherwise [`Links::event`] tells. When it has
@@ -18,7 +21,7 @@ use std::time::Duration;
 
 use super::exchange::{OPERATION, PART, Part, Parts, exchange};
 use super::fill::content;
-use super::plan::Source;
+use super::plan::{Place, Source};
 use super::window::{Windows, refused};
 use crate::device::Stream;
 use crate::error::{Error, Kind, Result};
@@ -28,8 +31,7 @@ use crate::peer::{Digest, Links};
 /// The exchange of parts in use.
 struct Sharing<'a> {
     windows: &'a mut Windows,
-    /// The ordinals of the sharded layers, and the digests of this rank's parts.
-    sharded: Vec<usize>,
+    /// By ordinal: the digest of what this rank filled.
     digests: Vec<Digest>,
 }
 
@@ -40,7 +42,8 @@ impl Windows {
     ///
     /// # Errors
     /// [`Kind::TimedOut`] and [`Kind::PeerLost`] with the rank; [`Kind::BadFormat`] for a rank that gives other parts
-    /// than the plan's, with rank and layer; [`Kind::Corrupt`] for one whose parts are not those of its hello;
+    /// than the plan's, with rank and layer; [`Kind::Corrupt`] for one whose parts are not those of its hello, and
+    /// with rank and layer for one that has other bytes than this rank in a layer that the plan keeps resident;
     /// [`Kind::InvalidState`] for weights that are not filled or were shared before; [`Kind::InvalidConfig`] for
     /// sessions of another group or plan; those of [`crate::device::Device::export`],
     /// [`crate::device::Device::import_backing`] and [`crate::device::Device::range`], with rank and layer;
@@ -84,25 +87,23 @@ impl Windows {
         for rank in ranks {
             links.attach(*rank);
         }
-        let sharded = self.sharded();
-        exchange(&mut Sharing { windows: self, sharded, digests }, links, ranks, at_most)
+        exchange(&mut Sharing { windows: self, digests }, links, ranks, at_most)
     }
 }
 
 impl Parts for Sharing<'_> {
     fn count(&self) -> usize {
-        self.sharded.len()
+        self.digests.len()
     }
 
     fn outlives_a_rank(&self) -> bool {
         true
     }
 
-    fn give(&self, links: &mut Links, rank: u32, index: usize) -> Result<()> {
-        let ordinal = self.sharded.get(index).copied().unwrap_or(usize::MAX);
+    fn give(&self, links: &mut Links, rank: u32, ordinal: usize) -> Result<()> {
         let (plan, window) = self.windows.at(ordinal)?;
         let named = |error: Error| error.with("rank", rank).with("layer", plan.layer as u64);
-        let memory = window.stored.memory;
+        let memory = window.stored.memory.filter(|_| plan.place != Place::Resident);
         let device = &self.windows.device;
         let descriptor = memory.map(|own| device.export(own.backing, Protection::Read)).transpose();
         let part = Part {
@@ -110,16 +111,14 @@ impl Parts for Sharing<'_> {
             // A plan has at most 4096 layers.
             layer: plan.layer as u32,
             bytes: memory.map_or(0, |own| own.bytes),
-            digest: self.digests.get(index).copied().unwrap_or_default(),
+            digest: self.digests.get(ordinal).copied().unwrap_or_default(),
         };
         links.send(rank, &part.encode(), descriptor.map_err(named)?)
     }
 
-    fn take(&mut self, rank: u32, index: usize, bytes: &[u8], descriptor: Option<OwnedFd>) -> Result<()> {
-        let ordinal = self.sharded.get(index).copied().unwrap_or(usize::MAX);
+    fn take(&mut self, rank: u32, ordinal: usize, bytes: &[u8], descriptor: Option<OwnedFd>) -> Result<()> {
         let (plan, _) = self.windows.at(ordinal)?;
-        let (layer, pages) = (plan.layer, plan.cut.part(rank));
-        let planned = (pages.end - pages.start) * self.windows.plan.grain();
+        let (layer, planned) = (plan.layer, self.windows.plan.given(plan, rank));
         let part = Part::of((layer, planned), (rank, PART), bytes, descriptor.as_ref())?;
         let window = self.windows.windows.get(ordinal);
         let known = window.and_then(|window| window.digests.get(rank as usize).copied()).flatten();
@@ -128,6 +127,7 @@ impl Parts for Sharing<'_> {
                 .with("rank", rank)
                 .hint("start a rank again with the weights that its group uses now"));
         }
+        part.agrees(plan, self.digests.get(ordinal).copied(), rank)?;
         if let Some(descriptor) = descriptor {
             let named = |error: Error| error.with("rank", rank).with("layer", layer as u64);
             self.windows.map_part(ordinal, rank, descriptor, planned).map_err(named)?;
@@ -142,9 +142,8 @@ impl Parts for Sharing<'_> {
     /// Checks that a rank gave what its hello announced.
     fn taken(&self, links: &Links, rank: u32) -> Result<()> {
         let theirs = links.link(rank).and_then(|link| link.theirs());
-        let windows = self.sharded.iter().filter_map(|ordinal| self.windows.windows.get(*ordinal));
-        let got: Vec<Digest> =
-            windows.filter_map(|window| window.digests.get(rank as usize).copied().flatten()).collect();
+        let digests = self.windows.windows.iter().map(|window| window.digests.get(rank as usize).copied());
+        let got: Vec<Digest> = digests.filter_map(Option::flatten).collect();
         if theirs.is_some_and(|theirs| theirs.content == content(&got)) {
             return Ok(());
         }

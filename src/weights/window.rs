@@ -127,7 +127,7 @@ pub struct Windows {
     pub(super) windows: Vec<Window>,
     /// Whether other ranks have been given this rank's parts.
     pub(super) shared: bool,
-    /// The digests of the sharded layers and of all, once they were computed.
+    /// The digests of what this rank filled, by ordinal, and of all, once they were computed.
     pub(super) content: Option<(Vec<Digest>, Digest)>,
     pub(super) staging: Staging,
     pub(super) spares: Spares,

@@ -16,7 +16,7 @@ use forebay_standin::{Options, Resources};
 use crate::faulty::Faulty;
 use crate::rig::{on, own};
 use crate::ring::delayed;
-use crate::windows::{Folder, PATIENCE, Rank, expected, layers, patient, sharding, stamp_of};
+use crate::windows::{Folder, PATIENCE, Rank, expected, filler, layers, patient, sharding, stamp_of};
 
 /// A rank whose step reads each window whole, as a graph.
 pub struct Captured {
@@ -76,8 +76,8 @@ impl Captured {
     fn update(&mut self, version: u32, taken: bool) {
         let all: Vec<usize> = (0..self.plan.model_layers()).collect();
         let mut update = self.ring.update(version, &all, u64::MAX).unwrap();
-        let own = self.plan.group().rank;
         for layer in self.plan.layers().to_vec() {
+            let own = filler(&self.plan, layer.layer);
             for placed in layer.layout.tensors() {
                 let at = placed.offset..placed.offset + placed.bytes;
                 let bytes: Vec<u8> = at.map(|at| stamp_of(own, version, layer.layer, at)).collect();

@@ -9,7 +9,7 @@ use std::thread;
 
 use crate::faulty::Faulty;
 use crate::model;
-use crate::windows::{Folder, MODEL, PATIENCE, Rank, expected, layers, patient, sharding, stamp_of};
+use crate::windows::{Folder, MODEL, PATIENCE, Rank, expected, filler, layers, patient, sharding, stamp_of};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Slice, Stream};
 use forebay::os::{Faults, NoFaults};
@@ -88,6 +88,7 @@ impl Engine {
         let plan = plan(rank, ranks);
         let mut own = Rank::new(device, plan.clone(), Pulls { copy: 2 * grain() }, faults)?;
         for (layer, version) in plan.layers().iter().zip(versions) {
+            let rank = filler(&plan, layer.layer);
             for placed in layer.layout.tensors() {
                 let at = placed.offset..placed.offset + placed.bytes;
                 let bytes: Vec<u8> = at.map(|at| stamp_of(rank, *version, layer.layer, at)).collect();
@@ -166,7 +167,7 @@ impl Engine {
     }
 
     pub fn fill_one(&self, update: &mut Update, layer: usize) -> Result<()> {
-        let (version, own) = (update.version(), self.own());
+        let (version, own) = (update.version(), filler(&self.plan, layer));
         let plan = self.plan.layers().iter().find(|one| one.layer == layer).unwrap();
         for placed in plan.layout.tensors() {
             let at = placed.offset..placed.offset + placed.bytes;

@@ -18,19 +18,24 @@ use forebay::weights::{Border, Group, LayerPlan, Outcome, Place, Plan, Pulls, Wi
 use forebay::{Error, Kind};
 
 use crate::frames::{frame, hello};
-use crate::windows::{MODEL, PATIENCE, Rank, expected, layers, sharding, stamp_of};
+use crate::windows::{MODEL, PATIENCE, Rank, expected, filler, layers, sharding, stamp_of};
 
 /// Far longer than any call of a run takes.
 const BOUND: Duration = Duration::from_secs(20);
 const STEP: u64 = 5;
 const READY: u64 = 1 << 63 | STEP;
 /// Layers of the update.
-const LAYERS: [usize; 3] = [0, 1, 3];
+const LAYERS: [usize; 4] = [0, 1, 3, 4];
+/// The layer that the plan keeps resident.
+const RESIDENT: usize = 0;
 
 fn plan(rank: u32) -> Plan {
     let grain = HostDevice::new(HostOptions::default()).granularity();
-    let bytes = [vec![3 * grain], vec![grain, 90], vec![2 * grain], vec![grain]];
-    Plan::new(&layers(&bytes), Group { id: 7, rank, ranks: 2 }, &sharding(grain)).unwrap()
+    let bytes = [vec![3 * grain], vec![grain, 90], vec![2 * grain], vec![grain], vec![5 * grain]];
+    let plan = Plan::new(&layers(&bytes), Group { id: 7, rank, ranks: 2 }, &sharding(grain)).unwrap();
+    // One that every rank has whole is among those of the update.
+    assert!(plan.layers()[RESIDENT].place == Place::Resident && plan.sharded() == 4);
+    plan
 }
 
 /// Memory of these bytes that others may read, or write too.
@@ -43,10 +48,13 @@ fn memory(bytes: &[u8], protection: Protection) -> OwnedFd {
     map.export(protection, &NoFaults).unwrap()
 }
 
-/// What the other side says of a layer: the bytes of its part with the gaps, and their digest.
+/// What the other side says of a layer: the bytes of its part with the gaps, and their digest; no bytes of one that
+/// every rank has whole.
 fn part(plan: &Plan, layer: &LayerPlan, rank: u32, version: u32) -> (Vec<u8>, [u8; 32]) {
     let pages = plan.part(layer.layer, rank).unwrap();
     let own: Range<u64> = pages.start * plan.grain()..pages.end * plan.grain();
+    let resident = layer.place == Place::Resident;
+    let rank = if resident { 0 } else { rank };
     let bytes: Vec<u8> = own.clone().map(|at| stamp_of(rank, version, layer.layer, at)).collect();
     let mut hash = blake3::Hasher::new();
     for tensor in layer.layout.tensors() {
@@ -55,7 +63,7 @@ fn part(plan: &Plan, layer: &LayerPlan, rank: u32, version: u32) -> (Vec<u8>, [u
             hash.update(&bytes[(from - own.start) as usize..(to - own.start) as usize]);
         }
     }
-    (bytes, *hash.finalize().as_bytes())
+    (if resident { Vec::new() } else { bytes }, *hash.finalize().as_bytes())
 }
 
 /// A message of an honest rank: its kind, layer, digest and version, and the memory that it gives.
@@ -206,13 +214,15 @@ impl Other {
             21 => bytes.push(0),
             _ => {}
         }
-        // Of parts in use the digests have to be those of the hello; of a new version reading finds them.
+        // Of parts in use the digests have to be those of the hello, and of what each rank has whole the other's own;
+        // of parts of a new version reading finds them.
+        let whole = honest.kind != 16 && honest.layer as usize == RESIDENT;
         self.lies |= honest.kind == 17 && said.digest != honest.digest && !said.memory.is_empty();
         let header = (said.kind, said.layer, said.length, said.version);
         let sizes = header == (honest.kind, honest.layer, honest.length, honest.version)
             && said.memory.len() == honest.memory.len()
             && !matches!(how, 17..=19 | 21)
-            && (honest.kind == 17 || said.digest == honest.digest);
+            && (honest.kind == 17 && !whole || said.digest == honest.digest);
         self.broken |= !sizes;
         self.honest &= sizes;
         match how {
@@ -295,7 +305,6 @@ fn honest(plan: &Plan, rank: u32, version: Option<u32>) -> Vec<Honest> {
     }
     let named = |layer: &&LayerPlan| version.is_none() || LAYERS.contains(&layer.layer);
     for layer in plan.layers().iter().filter(named) {
-        assert!(layer.place != Place::Resident);
         let (memory, digest) = part(plan, layer, rank, version.unwrap_or(0));
         let kind = if version.is_some() { 17 } else { 1 };
         let (length, layer) = (memory.len() as u64, layer.layer as u32);
@@ -403,7 +412,8 @@ impl Run {
             let found = plan.layers().iter().find(|one| one.layer == layer).unwrap();
             for placed in found.layout.tensors() {
                 let at = placed.offset..placed.offset + placed.bytes;
-                let bytes: Vec<u8> = at.map(|at| stamp_of(plan.group().rank, version, layer, at)).collect();
+                let bytes: Vec<u8> =
+                    at.map(|at| stamp_of(filler(&plan, layer), version, layer, at)).collect();
                 let from = self.own.holds(&bytes);
                 update.fill(layer, &placed.name, from, self.own.stream).unwrap();
                 self.own.wait().unwrap();

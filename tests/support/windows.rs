@@ -49,11 +49,17 @@ pub fn sharding(grain: u64) -> Sharding {
     Sharding { grain, ..Sharding::new(Patterns::new(&["*"]).unwrap()) }
 }
 
+/// The rank whose stamps this rank fills: its own, but in a layer that all ranks have whole, where they fill the same.
+pub fn filler(plan: &Plan, layer: usize) -> u32 {
+    let found = plan.layers().iter().find(|one| one.layer == layer).unwrap();
+    if found.place == Place::Resident { 0 } else { plan.group().rank }
+}
+
 /// The rank whose stamps a page shows.
 fn owner(plan: &Plan, layer: usize, page: u64) -> u32 {
     let found = plan.layers().iter().find(|one| one.layer == layer).unwrap();
     if found.place == Place::Resident || plan.source() == Source::Host {
-        return plan.group().rank;
+        return filler(plan, layer);
     }
     let mut owners = (0..plan.group().ranks).filter(|rank| plan.part(layer, *rank).unwrap().contains(&page));
     let owner = owners.next().unwrap();
@@ -142,7 +148,7 @@ impl Rank {
     pub fn fill_one(&mut self, layer: usize, index: usize) -> Result<()> {
         let plan = self.plan().layers().iter().find(|one| one.layer == layer).unwrap();
         let placed = plan.layout.tensors()[index].clone();
-        let rank = self.rank();
+        let rank = filler(self.plan(), layer);
         let bytes: Vec<u8> =
             (placed.offset..placed.offset + placed.bytes).map(|at| stamp(rank, layer, at)).collect();
         let from = self.holds(&bytes);

@@ -24,9 +24,9 @@ fn whatever_another_rank_says_of_an_update_no_weight_is_wrong() {
     let mut reached = BTreeSet::new();
     // Each way to differ at each place.
     for first in [0, 1] {
-        for at in 0..10 {
+        for at in 0..12 {
             for way in 8..24 {
-                let kinds = if way == 8 { 0..8 } else { at..at + 1 };
+                let kinds = if way == 8 { 0..8 } else { at % 10..at % 10 + 1 };
                 for much in kinds {
                     reached.extend(update_bytes(
                         &[&[first][..], &vec![0; at.into()], &[way + 24 * much]].concat(),
@@ -35,17 +35,25 @@ fn whatever_another_rank_says_of_an_update_no_weight_is_wrong() {
             }
         }
     }
+    // Each way to differ behind the ten messages, again and again.
+    for first in [0, 1] {
+        for way in 8..16 {
+            reached.extend(update_bytes(&[&[first][..], &[0; 10], &[way; 8]].concat()));
+        }
+    }
     let runs = if std::env::var_os("FOREBAY_SOAK").is_some() { 20_000 } else { 200 };
     for _ in 0..runs {
         let bytes: Vec<u8> =
-            (0..random(14)).map(|_| if random(4) > 0 { 0 } else { random(256) as u8 }).collect();
+            (0..random(16)).map(|_| if random(4) > 0 { 0 } else { random(256) as u8 }).collect();
         reached.extend(update_bytes(&bytes));
     }
     for what in [
+        "share: layer 0: a rank with other weights than this one",
         "share: layer 3: the part of another layer",
         "share: a descriptor that is not shared memory",
         "share: a rank that gave other parts than its hello announced",
         "share: lies",
+        "update: layer 0: a rank with other weights than this one",
         "update: a message that begins nothing",
         "update: a rank that has begun something else",
         "update: layer 3: a part of another size",

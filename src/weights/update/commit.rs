@@ -120,11 +120,10 @@ impl Windows {
 
     /// Notes the digests of this rank's new parts, so that its hello is that of what it has.
     fn note_contents(&mut self, new: &[(usize, Option<Digest>)]) {
-        let sharded = self.sharded();
         let Some((layers, all)) = &mut self.content else { return };
-        for (ordinal, own) in sharded.iter().zip(&mut *layers) {
-            let found = new.iter().find(|(one, _)| one == ordinal).and_then(|(_, digest)| *digest);
-            *own = found.unwrap_or(*own);
+        for (ordinal, digest) in new {
+            let own = layers.get_mut(*ordinal).zip(*digest);
+            own.into_iter().for_each(|(own, digest)| *own = digest);
         }
         *all = content(layers);
     }
@@ -135,8 +134,7 @@ impl Windows {
         if let Some((_, all)) = own {
             return *all;
         }
-        let windows = self.sharded().into_iter().filter_map(|ordinal| self.windows.get(ordinal));
-        let digests = windows.map(|window| window.digests.get(rank as usize).copied().flatten());
+        let digests = self.windows.iter().map(|window| window.digests.get(rank as usize).copied().flatten());
         content(&digests.map(Option::unwrap_or_default).collect::<Vec<_>>())
     }
 }

@@ -1,14 +1,14 @@
 //! The new parts, given to the other ranks and taken from them.
 //!
-//! After the message that begins an update ([`super::pact`]) come the parts of the sharded layers, in their order. What
-//! other ranks give is imported, not mapped, until the flip; [`Update::verify_layer`] maps it for as long as it reads
-//! it.
+//! After the message that begins an update ([`super::pact`]) come the parts of its layers, in their order; of a layer
+//! that the plan keeps resident its digest alone, which all ranks have to agree on. What other ranks give is imported,
+//! not mapped, until the flip; [`Update::verify_layer`] maps it for as long as it reads it.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::pact::{self, Agreed, Pact, State};
-use super::version::Update;
+use super::version::{Renewed, Update};
 use crate::device::{Mapped, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::os::Protection;
@@ -26,11 +26,12 @@ impl Update {
         matches!(event, Event::Message { bytes, .. } if of_pact(bytes).is_some())
     }
 
-    /// The places in the update of its sharded layers.
-    fn sharded(&self) -> Vec<(usize, &LayerPlan)> {
-        let plans = self.layers.iter().map(|layer| self.plan.layers().get(layer.ordinal));
-        let sharded = |plan: &&LayerPlan| plan.place != Place::Resident;
-        plans.enumerate().filter_map(|(at, plan)| Some((at, plan.filter(sharded)?))).collect()
+    /// A layer of the update, by its place in it.
+    fn place(&self, at: usize) -> Result<(&Renewed, &LayerPlan)> {
+        let found =
+            self.layers.get(at).and_then(|layer| Some((layer, self.plan.layers().get(layer.ordinal)?)));
+        // The exchange asks for no more than there are.
+        found.ok_or_else(|| self.pact.error(Kind::Internal, "a layer of the update"))
     }
 
     /// Gives this rank's new parts to all others and takes theirs. All ranks call it, when all layers of the update are
@@ -46,8 +47,9 @@ impl Update {
     ///
     /// After other errors the update cannot be committed, by any rank: drop it, and begin one of a higher version.
     /// [`Kind::InvalidConfig`] for a rank that updates other layers or to a later version; [`Kind::TimedOut`],
-    /// [`Kind::PeerLost`] and [`Kind::BadFormat`] with the rank; [`Kind::Cancelled`] for a rank whose own call has
-    /// failed; those of [`crate::device::Device::export`] and [`crate::device::Device::import_backing`], with rank and
+    /// [`Kind::PeerLost`] and [`Kind::BadFormat`] with the rank; [`Kind::Corrupt`] with rank and layer for one that has
+    /// filled other bytes than this rank into a layer that the plan keeps resident; [`Kind::Cancelled`] for a rank whose
+    /// own call has failed; those of [`crate::device::Device::export`] and [`crate::device::Device::import_backing`], with rank and
     /// layer.
     pub fn share(&mut self, links: &mut Links, stream: Stream, at_most: Duration) -> Result<()> {
         pact::share(self, links, stream, at_most)
@@ -59,7 +61,8 @@ impl Update {
     /// # Errors
     /// As [`Update::verify_layer`].
     pub fn verify(&mut self, stream: Stream) -> Result<()> {
-        let layers: Vec<usize> = self.sharded().into_iter().map(|(_, plan)| plan.layer).collect();
+        let plans = self.layers.iter().filter_map(|one| self.plan.layers().get(one.ordinal));
+        let layers: Vec<usize> = plans.map(|plan| plan.layer).collect();
         layers.into_iter().try_for_each(|layer| self.verify_layer(layer, stream))
     }
 
@@ -118,11 +121,9 @@ impl Agreed for Update {
         let rank = self.plan.group().rank as usize;
         self.drain(stream)?;
         self.settle()?;
-        let sharded: Vec<(usize, LayerPlan)> =
-            self.sharded().into_iter().map(|(at, plan)| (at, plan.clone())).collect();
-        for (at, plan) in sharded {
-            let Some(layer) = self.layers.get(at) else { continue };
-            let (pages, slice) = (layer.stored.pages.clone(), layer.stored.slice);
+        for at in 0..self.layers.len() {
+            let (layer, plan) = self.place(at)?;
+            let (plan, pages, slice) = (plan.clone(), layer.stored.pages.clone(), layer.stored.slice);
             let found = fill::digest(self, &plan, &pages, slice, stream)?;
             let own = self.layers.get_mut(at).and_then(|layer| layer.digests.get_mut(rank));
             own.into_iter().for_each(|own| *own = Some(found));
@@ -134,22 +135,19 @@ impl Agreed for Update {
     }
 
     fn count(&self) -> usize {
-        self.sharded().len()
+        self.layers.len()
     }
 
     fn give(&self, rank: u32, index: usize) -> Result<(Part, Option<OwnedFd>)> {
-        let sharded = self.sharded();
-        let found = sharded.get(index).and_then(|(at, plan)| Some((self.layers.get(*at)?, plan.layer)));
-        // The exchange asks for no more than there are.
-        let (layer, name) = found.ok_or_else(|| self.pact.error(Kind::Internal, "a message"))?;
-        let named = |error: Error| error.with("rank", rank).with("layer", name as u64);
-        let memory = layer.stored.memory;
+        let (layer, plan) = self.place(index)?;
+        let named = |error: Error| error.with("rank", rank).with("layer", plan.layer as u64);
+        let memory = layer.stored.memory.filter(|_| plan.place != Place::Resident);
         let descriptor = memory.map(|own| self.device.export(own.backing, Protection::Read)).transpose();
         let digest = layer.digests.get(self.plan.group().rank as usize).copied().flatten();
         let part = Part {
             kind: UPDATE.part,
             // A plan has at most 4096 layers.
-            layer: name as u32,
+            layer: plan.layer as u32,
             bytes: memory.map_or(0, |own| own.bytes),
             digest: digest.unwrap_or_default(),
         };
@@ -157,15 +155,15 @@ impl Agreed for Update {
     }
 
     fn take(&mut self, rank: u32, index: usize, bytes: &[u8], descriptor: Option<OwnedFd>) -> Result<()> {
-        let sharded = self.sharded();
-        let Some((at, plan)) = sharded.get(index).copied() else { return Ok(()) };
-        let (name, pages) = (plan.layer, plan.cut.part(rank));
-        let planned = (pages.end - pages.start) * self.plan.grain();
+        let (layer, plan) = self.place(index)?;
+        let (name, planned) = (plan.layer, self.plan.given(plan, rank));
         let part = Part::of((name, planned), (rank, UPDATE.part), bytes, descriptor.as_ref())?;
+        let own = layer.digests.get(self.plan.group().rank as usize).copied().flatten();
+        part.agrees(plan, own, rank)?;
         let named = |error: Error| error.with("rank", rank).with("layer", name as u64);
         let import = |descriptor| self.device.import_backing(descriptor, planned, Protection::Read);
         let backing = descriptor.map(import).transpose().map_err(named)?;
-        if let Some(layer) = self.layers.get_mut(at) {
+        if let Some(layer) = self.layers.get_mut(index) {
             let imported = backing.map(|backing| Mapped { backing, offset: 0, bytes: planned });
             layer.others.iter_mut().skip(rank as usize).take(1).for_each(|part| *part = imported);
             layer.digests.iter_mut().skip(rank as usize).take(1).for_each(|own| *own = Some(part.digest));
