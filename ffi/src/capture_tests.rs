@@ -355,7 +355,11 @@ fn a_launch_is_refused_for_steps_that_do_not_fit_the_capture() {
     other.rig.end_cache();
     // SAFETY: it is refused.
     assert_eq!(unsafe { fb_device_destroy(device) }, FbStatus::FbBusy);
-    assert!(error_text(device).contains("weights or updates are left (left 1)"), "{}", error_text(device));
+    assert!(
+        error_text(device).contains("weights, updates or changes of replicas are left (left 1)"),
+        "{}",
+        error_text(device)
+    );
     ok(fb_captured_destroy(foreign));
     drop(other.rig);
 }

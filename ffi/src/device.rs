@@ -107,7 +107,7 @@ impl Drop for FbDevice {
 }
 
 /// The registration of an object with its device, which cannot be destroyed before it: a cache, captured layers,
-/// weights or an update of weights.
+/// weights, or an update or a change of replicas of weights.
 #[derive(Debug)]
 pub(crate) struct Tenant {
     pub(crate) device: Arc<dyn Device>,
@@ -254,7 +254,7 @@ impl FbDevice {
         match self.tenants.load(Ordering::Acquire) {
             0 => Ok(()),
             left => Err(Error::new(Kind::Busy, "destroy")
-                .at("caches, captured layers, weights or updates are left")
+                .at("caches, captured layers, weights, updates or changes of replicas are left")
                 .with("left", left)
                 .hint("destroy them first")),
         }
@@ -339,7 +339,8 @@ pub unsafe extern "C" fn fb_device_create(
 
 /// Ends a device. The call waits for the work enqueued on its streams and on borrowed ones, then frees all memory
 /// taken on it, including that of caches destroyed earlier; the memory of a cache that was leaked after a panic stays
-/// allocated. FB_BUSY while caches, captured layers, weights or updates are left. Tickets remain valid.
+/// allocated. FB_BUSY while caches, captured layers, weights, updates or changes of replicas are left. Tickets remain
+/// valid.
 ///
 /// # Safety
 /// No work on its streams waits for something that only this thread would do.

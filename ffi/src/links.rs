@@ -1,7 +1,8 @@
 //! The sessions of a rank with the others of its group: how they meet, share their weights, and learn that one has
 //! died.
 //!
-//! C never sees the messages of an update that is under way: they are kept for the call that reads them.
+//! C never sees the messages of an update or a change of replicas that is under way: they are kept for the call that
+//! reads them.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -129,7 +130,7 @@ fn lost(error: Error) -> Result<Seen> {
 }
 
 impl FbLinks {
-    /// The next event that is not of an update under way.
+    /// The next event that is not of an update or a change of replicas under way.
     fn next(&mut self, at_most: Duration) -> Result<Seen> {
         let start = Instant::now();
         loop {
@@ -219,10 +220,11 @@ pub unsafe extern "C" fn fb_weights_share(
 /// Takes a rank in that has come back (FB_LINKS_RETURNED): gives it this rank's parts, takes its parts, and maps them
 /// at the addresses of its last process's. Between steps, when all steps have run that pull from the rank. Blocks for
 /// at most `at_most_ms` milliseconds. fb_links_poll is refused until then, because it would drop the rank's first part.
-/// Several ranks are taken one after another, the lowest first. Errors are texts of `weights`. FB_BUSY while a step is
-/// open. FB_INVALID_STATE for a rank that was never lost. The error of a rank that was lost and has not
-/// come back, such as FB_PEER_LOST. FB_CORRUPT for a part that is not the one of before. After
-/// an error of the exchange the rank is lost again, and can come back again.
+/// Several ranks are taken one after another, the lowest first. All replicas are dropped, because the rank has none.
+/// Errors are texts of `weights`. FB_BUSY while a step is open or a change of replicas is there. FB_INVALID_STATE for a
+/// rank that was never lost. The error of a rank that was lost and has not come back, such as FB_PEER_LOST. FB_CORRUPT
+/// for a part that is not the one of before. After an error of the exchange the rank is lost again, and can come back
+/// again.
 ///
 /// # Safety
 /// No work that is enqueued or runs pulls from the rank.
@@ -243,8 +245,9 @@ pub unsafe extern "C" fn fb_weights_reattach(
 /// Serves the sessions and returns the next event, or FB_LINKS_NOTHING after `at_most_ms` milliseconds, at once if all
 /// sessions are over; 0 looks once and never waits. Call it at least every few seconds, on any thread: other ranks hold
 /// one for lost that says nothing. For FB_LINKS_LOST, `text` receives the rank's error; otherwise it is empty. A rank
-/// that was lost is an event and no failure of this call. Messages of an update are kept for fb_update_share.
-/// FB_INVALID_STATE, with the rank, between the fb_links_readmit that returned a rank and its fb_weights_reattach.
+/// that was lost is an event and no failure of this call. Messages of an update or a change of replicas are kept for
+/// fb_update_share and fb_replication_share. FB_INVALID_STATE, with the rank, between the fb_links_readmit that returned
+/// a rank and its fb_weights_reattach.
 ///
 /// # Safety
 /// `event` states its real size; `text` is NULL or has `text_bytes` bytes.

@@ -134,7 +134,8 @@ fn launched(status: u32) -> Result<()> {
 
 /// Tells the weights that a rank was lost (FB_LINKS_LOST): its memory stays mapped, and nothing else tells. From then
 /// on a call that would pull a layer from it returns FB_PEER_LOST, and layers that are resident go on. Abandon an open
-/// step. Then wait for the rank's new process (fb_links_readmit, fb_weights_reattach), or make every layer resident.
+/// step. Then wait for the rank's new process (fb_links_readmit, fb_weights_reattach), or make every layer resident;
+/// fb_weights_reroute reads replicas instead, where there are such.
 /// FB_OUT_OF_RANGE for one's own rank and for one that the group does not have.
 ///
 /// # Safety

@@ -2,7 +2,9 @@
 
 use std::ffi::{c_char, c_void};
 
-use forebay::weights::{Border, Outcome, Update};
+use forebay::Result;
+use forebay::peer::Links;
+use forebay::weights::{Border, Outcome, Ring, Update, Windows};
 
 use crate::cast;
 use crate::device::Tenant;
@@ -11,9 +13,9 @@ use crate::links::{FbLinks, milliseconds};
 use crate::status::{FbStatus, Text};
 use crate::weights::{self, FbWeights};
 
-/// Every rank keeps the old version.
+/// Every rank keeps the old version, or the old replicas.
 pub const FB_UPDATE_ABORTED: u32 = 0;
-/// Every rank has the new version, or will have it before its next step.
+/// Every rank has the new version, or will have it before its next step. So it is with new replicas.
 pub const FB_UPDATE_COMMITTED: u32 = 1;
 /// Nothing was decided in a call that returned an error.
 pub const FB_UPDATE_OPEN: u32 = 2;
@@ -37,12 +39,80 @@ impl Object for FbUpdate {
     }
 }
 
+impl Taken for FbUpdate {
+    fn is_over(&self) -> bool {
+        self.update.is_over()
+    }
+
+    fn commit(&mut self, ring: &mut Ring<Windows>, links: &mut Links, border: Border) -> Result<Outcome> {
+        ring.commit(&mut self.update, links, border)
+    }
+}
+
+/// What ranks take together at a border: an update, or a change of replicas.
+pub(crate) trait Taken: Object {
+    fn is_over(&self) -> bool;
+    fn commit(&mut self, ring: &mut Ring<Windows>, links: &mut Links, border: Border) -> Result<Outcome>;
+}
+
+/// Where a commit says what it has done.
+pub(crate) struct Said {
+    pub outcome: *mut u32,
+    pub reason: *mut c_char,
+    pub reason_bytes: usize,
+}
+
+/// # Safety
+/// As `fb_weights_commit`.
+pub(crate) unsafe fn commit<T: Taken>(
+    weights: *mut FbWeights,
+    taken: *mut T,
+    links: *mut FbLinks,
+    border: Border,
+    said: Said,
+) -> FbStatus {
+    let Said { outcome, reason, reason_bytes } = said;
+    // SAFETY: this function's contract. Its error comes below.
+    if let Ok(Some(open)) = unsafe { cast::out_or_none(outcome, "outcome") } {
+        open.set(FB_UPDATE_OPEN);
+    }
+    change(weights, |weights| {
+        // SAFETY: this function's contract.
+        let outcome = unsafe { cast::out(outcome, "outcome") }?;
+        let ring = weights.serving()?;
+        let commit = |taken: &mut T| {
+            let was_over = taken.is_over();
+            let done = with_changed(links, |links| taken.commit(ring, &mut links.links, border));
+            Ok((done, !was_over && taken.is_over()))
+        };
+        let mut why = Text::new();
+        let (done, is_decided) = with_changed(taken, commit)?;
+        let found = match done {
+            Err(error) => {
+                if is_decided {
+                    outcome.set(FB_UPDATE_FAILED);
+                }
+                return Err(error);
+            }
+            Ok(Outcome::Committed) => FB_UPDATE_COMMITTED,
+            Ok(Outcome::Aborted(error)) => {
+                why.set(&error);
+                FB_UPDATE_ABORTED
+            }
+        };
+        // SAFETY: the same.
+        unsafe { cast::write_text(reason, reason_bytes, why.with_end()) };
+        outcome.set(found);
+        Ok(())
+    })
+}
+
 /// Begins an update of `layers` to `version`: takes the memory of this rank's new parts, and nothing else changes.
 /// Steps go on with the old version. All ranks begin it with the same version and layers. `version` is above all that
 /// were begun before, also those that failed; otherwise FB_OUT_OF_RANGE. `at_most` bounds the bytes of device memory
 /// that it takes; FB_OUT_OF_MEMORY says how many it needs. Errors are texts of `weights`. FB_INVALID_STATE before the
-/// parts were shared. FB_BUSY while another update of these weights is there: destroy it first, unless it was committed
-/// or aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no layers, or one twice.
+/// parts were shared. FB_BUSY while another update of these weights, or a change of their replicas, is there: destroy it
+/// first, unless it was committed or aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no layers, or one twice.
 ///
 /// # Safety
 /// `layers` has `layer_count` entries; `update` has room for the result.
@@ -131,7 +201,8 @@ pub unsafe extern "C" fn fb_update_verify(
 /// version stays, on every rank. `step` is a number of the border, the same on all ranks. `stream` is ordered after all
 /// steps. Waits until all ranks are there, for at most `at_most_ms` milliseconds. `outcome` receives
 /// FB_UPDATE_COMMITTED or FB_UPDATE_ABORTED; an abort is no failure of this call, and `reason` receives why, as far as
-/// this rank knows. Otherwise `reason` is empty. Addresses and captured graphs hold. Destroy the update afterwards.
+/// this rank knows. Otherwise `reason` is empty. Addresses and captured graphs hold; replicas of the layers are
+/// dropped on all ranks. Destroy the update afterwards.
 ///
 /// Errors are texts of `weights`. With an error, too, `outcome` is written. FB_UPDATE_OPEN: nothing was decided in this
 /// call, and it may be called again. So it is with FB_BUSY while a step is open or if `stream` is being captured, with
@@ -156,40 +227,10 @@ pub unsafe extern "C" fn fb_weights_commit(
     reason: *mut c_char,
     reason_bytes: usize,
 ) -> FbStatus {
-    // SAFETY: this call's contract. Its error comes below.
-    if let Ok(Some(open)) = unsafe { cast::out_or_none(outcome, "outcome") } {
-        open.set(FB_UPDATE_OPEN);
-    }
-    change(weights, |weights| {
-        // SAFETY: this call's contract.
-        let outcome = unsafe { cast::out(outcome, "outcome") }?;
-        let border = Border { step, stream: cast::stream(stream), at_most: milliseconds(at_most_ms) };
-        let ring = weights.serving()?;
-        let commit = |update: &mut FbUpdate| {
-            let was_over = update.update.is_over();
-            let done = with_changed(links, |links| ring.commit(&mut update.update, &mut links.links, border));
-            Ok((done, !was_over && update.update.is_over()))
-        };
-        let mut why = Text::new();
-        let (done, is_decided) = with_changed(update, commit)?;
-        let found = match done {
-            Err(error) => {
-                if is_decided {
-                    outcome.set(FB_UPDATE_FAILED);
-                }
-                return Err(error);
-            }
-            Ok(Outcome::Committed) => FB_UPDATE_COMMITTED,
-            Ok(Outcome::Aborted(error)) => {
-                why.set(&error);
-                FB_UPDATE_ABORTED
-            }
-        };
-        // SAFETY: the same.
-        unsafe { cast::write_text(reason, reason_bytes, why.with_end()) };
-        outcome.set(found);
-        Ok(())
-    })
+    let border = Border { step, stream: cast::stream(stream), at_most: milliseconds(at_most_ms) };
+    let said = Said { outcome, reason, reason_bytes };
+    // SAFETY: this call's contract.
+    unsafe { commit(weights, update, links, border, said) }
 }
 
 /// Destroys an update. One that was not committed is aborted: the others then abort too, and its memory is given back.

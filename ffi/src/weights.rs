@@ -4,7 +4,7 @@
 //! filled. It is filled until its parts are shared (`links`); from then on it serves steps (`ring`). Only calls that
 //! belong to one of the two are refused in the other.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CString, c_char, c_void};
 use std::sync::Arc;
 
 use forebay::device::{Device, Slice};
@@ -18,6 +18,7 @@ use forebay::{Error, Kind, Result};
 use crate::cast::{self, Plain, Versioned, create};
 use crate::device::{FbDevice, Tenant};
 use crate::handle::{self, Object, change, read};
+use crate::replicas;
 use crate::status::FbStatus;
 
 /// A rank pulls what it does not hold from the device memory of the other ranks.
@@ -211,6 +212,8 @@ impl Versioned for FbLayerWeights {
 #[derive(Debug)]
 pub struct FbWeights {
     pub(crate) ring: Ring<Windows>,
+    /// The names of its tensors, in order, for C to read.
+    pub(crate) names: Vec<CString>,
     /// After the ring: it ends before the device counts it out.
     pub(crate) tenant: Tenant,
 }
@@ -352,7 +355,8 @@ impl FbWeightsConfig {
         };
         let faults: Arc<dyn Faults> = Arc::new(NoFaults);
         let windows = Windows::new(&tenant.device, plan, pulls, &faults)?;
-        Ok(FbWeights { ring: Ring::new(&tenant.device, windows, options)?, tenant })
+        let names = replicas::names(&windows);
+        Ok(FbWeights { ring: Ring::new(&tenant.device, windows, options)?, names, tenant })
     }
 }
 
@@ -578,8 +582,8 @@ pub unsafe extern "C" fn fb_weights_tensor(
     })
 }
 
-/// Returns the bytes of device memory that the weights take at present: the plan's, and those of layers that were made
-/// resident.
+/// Returns the bytes of device memory that the weights take at present: the plan's, those of layers that were made
+/// resident, and those of this rank's replicas.
 ///
 /// # Safety
 /// `bytes` has room for the result.

@@ -74,16 +74,19 @@ const HEAD: &str = "\
  *             ring            The order of pulls against the engine's work. Layers use two or three buffers in turn:
  *                             when the use of one ends, the pull of the buffer's next layer begins.
  *             session         The connection between two ranks: who they are, that they live, and what they share.
+ *             replica         A copy of a tensor of a sharded layer on a rank that does not own all of it.
  *             version         A number of the weights of a layer: 0 at the start, then those of updates.
- *             border          A place between two steps at which all ranks take a new version, or none does.
+ *             border          A place between two steps at which all ranks take a new version or new replicas, or
+ *                             none does.
  * Needs       Linux 4.14 or later, where MADV_WIPEONFORK exists: without it every creation returns FB_OS_REFUSED.
  * Status      Every call that can fail returns an fb_status: FB_OK is 0, the others are the library's kinds of error.
  *             A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is FB_INTERNAL; the object
  *             is unusable after it. Its destroy call then leaks it, on purpose, because its state may be inconsistent.
  * Results     A call writes its out-parameters only if it returns FB_OK. A failed call that takes a buffer for the
  *             reason (`text` or `reason`) writes only to that buffer. There are two exceptions: fb_retire's step is set
- *             to 0 whenever the step has ended, and fb_weights_commit's outcome is always written. Out-parameters must
- *             not overlap each other or the call's inputs. An array of length 0 may always be NULL.
+ *             to 0 whenever the step has ended, and the outcome of fb_weights_commit and fb_weights_commit_replicas is
+ *             always written. Out-parameters must not overlap each other or the call's inputs. An array of length 0
+ *             may always be NULL.
  * Handles     Every handle that a call makes has a destroy call. The streams of fb_stream_create and the memory of
  *             fb_device_allocate have none: they live as long as the device. A handle is a token that the library
  *             looks up and never follows. NULL and a handle of another kind are FB_INVALID_CONFIG; a handle that was

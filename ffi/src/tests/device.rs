@@ -62,7 +62,9 @@ fn a_device_is_kept_while_it_has_caches() {
     unsafe {
         assert_eq!(fb_device_destroy(device), FbBusy);
         assert!(
-            text_of(device).contains("caches, captured layers, weights or updates are left (left 2)"),
+            text_of(device).contains(
+                "caches, captured layers, weights, updates or changes of replicas are left (left 2)"
+            ),
             "{}",
             text_of(device)
         );

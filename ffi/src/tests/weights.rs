@@ -2,6 +2,7 @@
 //! computed here, byte by byte, from layer, tensor and version.
 
 mod refused;
+mod replicas;
 
 use std::ffi::CString;
 use std::path::PathBuf;

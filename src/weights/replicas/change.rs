@@ -210,6 +210,12 @@ impl Replication {
         self.pact.number
     }
 
+    /// Whether the change is over: the ranks have decided at a border, or it was aborted. Otherwise nothing is decided,
+    /// and [`Windows::commit_replicas`] may be called, also again.
+    pub fn is_over(&self) -> bool {
+        self.pact.is_over()
+    }
+
     /// Bytes that this rank has still to copy, before it can share.
     pub fn left(&self) -> u64 {
         self.left.iter().map(|(from, _)| from.bytes()).sum()
