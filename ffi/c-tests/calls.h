@@ -44,6 +44,9 @@ typedef struct {
     fb_weights *weights;
     fb_links *links;
     fb_update *update;
+    /* Other weights, because an update and a change of replicas exclude each other. */
+    fb_weights *replicated;
+    fb_replication *replication;
     uint64_t sequence;
     fb_step step;
     uint32_t ids[PAGE];
@@ -57,7 +60,7 @@ typedef struct {
 static const char CALLS_TRACE[] = "calls.topk", CALLS_REQUESTS[] = "calls.jsonl", CALLS_NEW[] = "calls.new";
 
 typedef enum { NO_HANDLE, DEVICE, CACHE, TICKET, CHOOSER, TRACE, REQUESTS, SELECTIONS,
-               WEIGHTS, LINKS, UPDATE, CAPTURED, KINDS } kind;
+               WEIGHTS, LINKS, UPDATE, REPLICATION, CAPTURED, KINDS } kind;
 
 typedef struct {
     const char *name;
@@ -464,6 +467,28 @@ TRY(weights_commit) {
     return found;
 }
 
+TRY(replication_create) {
+    const fb_replica replica = {P(3, CALLS_TENSOR), 0, 0};
+    return fb_replication_create(handle, 2, P(1, &replica), 1, 1ull << 30, P(2, (fb_replication **)&w->out.pointer));
+}
+TRY(replication_advance) { return (void)null, fb_replication_advance(handle, 1, NULL, &w->out.number); }
+TRY(replication_left) { return fb_replication_left(handle, P(1, &w->out.number)); }
+TRY(replication_share) { return fb_replication_share(handle, P(1, w->links), NULL, 0); }
+TRY(replication_abort) { return UNUSED, fb_replication_abort(handle); }
+TRY(replication_destroy) { return UNUSED, fb_replication_destroy(handle); }
+TRY(weights_commit_replicas) {
+    uint32_t outcome = UINT32_MAX;
+    fb_status found = fb_weights_commit_replicas(handle, P(1, w->replication), P(2, w->links), 1, NULL, 0,
+                                                 P(3, &outcome), NULL, 0);
+    CHECK(outcome == (null == 3 ? UINT32_MAX : FB_UPDATE_OPEN));
+    return found;
+}
+TRY(weights_replicas) {
+    return fb_weights_replicas(handle, P(1, (fb_replica *)(w->out.bytes + 64)), 4, P(2, &w->out.word));
+}
+TRY(weights_drop_replicas) { return UNUSED, fb_weights_drop_replicas(handle); }
+TRY(weights_reroute) { return UNUSED, fb_weights_reroute(handle); }
+
 #define CALL(name, on, pointers) \
     { "fb_" #name, on, pointers, try_##name }
 
@@ -509,13 +534,18 @@ static const call CALLS[] = {
     CALL(weights_commit, WEIGHTS, 3), CALL(weights_destroy, WEIGHTS, 0), CALL(links_poll, LINKS, 1),
     CALL(links_readmit, LINKS, 1), CALL(links_end, LINKS, 0), CALL(links_destroy, LINKS, 0),
     CALL(update_create, WEIGHTS, 2), CALL(update_fill, UPDATE, 2), CALL(update_share, UPDATE, 1),
-    CALL(update_verify, UPDATE, 0), CALL(update_destroy, UPDATE, 0), CALL(error_text, KINDS, 0),
+    CALL(update_verify, UPDATE, 0), CALL(update_destroy, UPDATE, 0), CALL(replication_create, WEIGHTS, 3),
+    CALL(replication_advance, REPLICATION, 0), CALL(replication_left, REPLICATION, 1),
+    CALL(replication_share, REPLICATION, 1), CALL(replication_abort, REPLICATION, 0),
+    CALL(replication_destroy, REPLICATION, 0), CALL(weights_commit_replicas, WEIGHTS, 3),
+    CALL(weights_replicas, WEIGHTS, 2), CALL(weights_drop_replicas, WEIGHTS, 0), CALL(weights_reroute, WEIGHTS, 0),
+    CALL(error_text, KINDS, 0),
 };
 enum { CALL_COUNT = sizeof CALLS / sizeof CALLS[0] };
 
 static inline void *handle_of(const world *w, kind of) {
     void *handles[KINDS] = {NULL, w->device, w->cache, w->ticket, w->chooser, w->trace, w->requests, w->selections,
-                            w->weights, w->links, w->update, NULL};
+                            w->weights, w->links, w->update, w->replication, NULL};
     return of < KINDS ? handles[of] : NULL;
 }
 
@@ -552,22 +582,31 @@ static inline void make_files(world *w) {
     IS(FB_OK, fb_requests_create(CALLS_REQUESTS, 16, NULL, 0, &w->requests));
 }
 
-/* Weights of one rank that were shared, its sessions, of which there are none, and an update that is being filled. */
-static inline void make_weights(world *w) {
+/* Weights of one rank that were shared, and its sessions, of which there are none. */
+static inline void share_weights(fb_device *device, fb_weights **weights, fb_links **sessions) {
     calls_model model;
     fb_links_config links = calls_links();
-    const uint32_t layer = 0;
     char text[256] = "";
     calls_weights(&model);
     /* Two worlds at once are two groups. */
     static uint64_t group;
     model.config.group = ++group;
-    IS(FB_OK, fb_weights_create(w->device, &model.config, text, sizeof text, &w->weights));
+    IS(FB_OK, fb_weights_create(device, &model.config, text, sizeof text, weights));
     for (uint32_t at = 0; at < 2; at++) {
-        OK(w->weights, fb_weights_fill(w->weights, at, CALLS_TENSOR, CALLS_BYTES, CALLS_TENSOR_BYTES, NULL));
+        OK(*weights, fb_weights_fill(*weights, at, CALLS_TENSOR, CALLS_BYTES, CALLS_TENSOR_BYTES, NULL));
     }
-    OK(w->weights, fb_links_meet(w->weights, &links, NULL, &w->links));
-    OK(w->weights, fb_weights_share(w->weights, w->links, NULL, 1000));
+    OK(*weights, fb_links_meet(*weights, &links, NULL, sessions));
+    OK(*weights, fb_weights_share(*weights, *sessions, NULL, 1000));
+}
+
+/* An update that is being filled, and a change of the replicas, of which one rank has none. */
+static inline void make_weights(world *w) {
+    const uint32_t layer = 0;
+    fb_links *sessions = NULL;
+    share_weights(w->device, &w->replicated, &sessions);
+    OK(w->replicated, fb_replication_create(w->replicated, 1, NULL, 0, 1ull << 30, &w->replication));
+    OK(sessions, fb_links_destroy(sessions));
+    share_weights(w->device, &w->weights, &w->links);
     OK(w->weights, fb_update_create(w->weights, 1, &layer, 1, 1ull << 30, &w->update));
 }
 
@@ -611,6 +650,8 @@ static inline void end_world(world *w) {
     OK(w->requests, fb_requests_destroy(w->requests));
     OK(w->selections, fb_selections_destroy(w->selections));
     OK(w->update, fb_update_destroy(w->update));
+    OK(w->replication, fb_replication_destroy(w->replication));
+    OK(w->replicated, fb_weights_destroy(w->replicated));
     OK(w->links, fb_links_destroy(w->links));
     OK(w->weights, fb_weights_destroy(w->weights));
     end_all(w->device, w->cache);

@@ -1,5 +1,5 @@
-/* Weights that two ranks share, each on a thread: filling, steps, residence, a new version that all take and one that
- * none takes, a rank that ends, and calls out of their order. */
+/* Weights that two ranks share, each on a thread: filling, steps, residence, new versions and copies of hot ranges that
+ * all take or that none takes, a rank that ends, and calls out of their order. */
 
 /* For barriers. */
 #define _POSIX_C_SOURCE 200809L
@@ -182,6 +182,81 @@ static void update(rank *r) {
     step(r, 2);
 }
 
+/* A change of the replicas that both ranks have shared. */
+static fb_replication *begin_replicas(rank *r, uint32_t number) {
+    const fb_replica wanted[2] = {{"o_proj", 3, 0}, {"o_proj", 1, 1}};
+    const fb_replica nowhere = {"o_proj", 1, RANKS};
+    fb_replication *change = NULL;
+    uint64_t all = 0, left = 0;
+    IS(FB_OUT_OF_MEMORY, fb_replication_create(r->weights, number, wanted, 2, 1, &change));
+    CHECK(says(r->weights, "needed") && change == NULL);
+    IS(FB_OUT_OF_RANGE, fb_replication_create(r->weights, number, &nowhere, 1, 1ull << 30, &change));
+    CHECK(says(r->weights, "rank 2") && change == NULL);
+    OK(r->weights, fb_replication_create(r->weights, number, wanted, 2, 1ull << 30, &change));
+    IS(FB_INVALID_STATE, fb_replication_share(change, r->links, NULL, 0));
+    CHECK(says(change, "bytes"));
+    OK(change, fb_replication_left(change, &all));
+    CHECK(all > 4096);
+    OK(change, fb_replication_advance(change, 4096, NULL, &left));
+    CHECK(left == all - 4096);
+    step(r, 2);
+    OK(change, fb_replication_advance(change, UINT64_MAX, NULL, NULL));
+    OK(change, fb_replication_left(change, &left));
+    CHECK(left == 0);
+    OK(change, fb_replication_share(change, r->links, NULL, SOON));
+    IS(FB_INVALID_STATE, fb_replication_advance(change, 1, NULL, NULL));
+    step(r, 2);
+    return change;
+}
+
+static void replicas(rank *r) {
+    uint32_t outcome = 77, count = 77;
+    uint64_t least = 0, most = 0;
+    char reason[256] = "x";
+    fb_replica there[2] = {{NULL, 77, 77}, {NULL, 77, 77}};
+    OK(r->weights, fb_weights_bytes(r->weights, &least));
+    /* One that rank 1 gives up. */
+    fb_replication *next = begin_replicas(r, 1);
+    pthread_barrier_wait(r->met);
+    if (r->number == 1) {
+        OK(next, fb_replication_abort(next));
+    }
+    pthread_barrier_wait(r->met);
+    if (r->number == 0) {
+        OK(r->weights,
+           fb_weights_commit_replicas(r->weights, next, r->links, 7, NULL, SOON, &outcome, reason, sizeof reason));
+        CHECK(outcome == FB_UPDATE_ABORTED && strstr(reason, "aborted") != NULL);
+    }
+    OK(next, fb_replication_destroy(next));
+    OK(r->weights, fb_weights_replicas(r->weights, NULL, 0, &count));
+    CHECK(count == 0);
+    /* One that all take. */
+    next = begin_replicas(r, 2);
+    IS(FB_BUSY, fb_weights_drop_replicas(r->weights));
+    IS(FB_BUSY, fb_weights_reroute(r->weights));
+    OK(r->weights,
+       fb_weights_commit_replicas(r->weights, next, r->links, 8, NULL, SOON, &outcome, reason, sizeof reason));
+    CHECK(outcome == FB_UPDATE_COMMITTED && reason[0] == 0);
+    outcome = 77;
+    IS(FB_INVALID_STATE, fb_weights_commit_replicas(r->weights, next, r->links, 8, NULL, 0, &outcome, NULL, 0));
+    CHECK(outcome == FB_UPDATE_OPEN);
+    OK(next, fb_replication_destroy(next));
+    IS(FB_CLOSED, fb_replication_destroy(next));
+    step(r, 2);
+    OK(r->weights, fb_weights_replicas(r->weights, there, 2, &count));
+    CHECK(count == 2 && there[0].layer == 1 && there[0].rank == 1 && strcmp(there[0].tensor, "o_proj") == 0);
+    CHECK(there[1].layer == 3 && there[1].rank == 0 && there[1].tensor == there[0].tensor);
+    OK(r->weights, fb_weights_bytes(r->weights, &most));
+    CHECK(most > least);
+    OK(r->weights, fb_weights_reroute(r->weights));
+    OK(r->weights, fb_weights_drop_replicas(r->weights));
+    OK(r->weights, fb_weights_bytes(r->weights, &most));
+    CHECK(most == least);
+    step(r, 2);
+    /* The other one still reads what this rank held until here. */
+    pthread_barrier_wait(r->met);
+}
+
 /* Rank 1 ends without a word. */
 static void lose(rank *r) {
     fb_links_event event = SIZED(fb_links_event);
@@ -227,6 +302,7 @@ static void *run(void *data) {
     }
     residence(r);
     update(r);
+    replicas(r);
     lose(r);
     IS(FB_BUSY, fb_device_destroy(r->device));
     CHECK(says(r->device, "weights"));

@@ -58,16 +58,19 @@
  *             ring            The order of pulls against the engine's work. Layers use two or three buffers in turn:
  *                             when the use of one ends, the pull of the buffer's next layer begins.
  *             session         The connection between two ranks: who they are, that they live, and what they share.
+ *             replica         A copy of a tensor of a sharded layer on a rank that does not own all of it.
  *             version         A number of the weights of a layer: 0 at the start, then those of updates.
- *             border          A place between two steps at which all ranks take a new version, or none does.
+ *             border          A place between two steps at which all ranks take a new version or new replicas, or
+ *                             none does.
  * Needs       Linux 4.14 or later, where MADV_WIPEONFORK exists: without it every creation returns FB_OS_REFUSED.
  * Status      Every call that can fail returns an fb_status: FB_OK is 0, the others are the library's kinds of error.
  *             A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is FB_INTERNAL; the object
  *             is unusable after it. Its destroy call then leaks it, on purpose, because its state may be inconsistent.
  * Results     A call writes its out-parameters only if it returns FB_OK. A failed call that takes a buffer for the
  *             reason (`text` or `reason`) writes only to that buffer. There are two exceptions: fb_retire's step is set
- *             to 0 whenever the step has ended, and fb_weights_commit's outcome is always written. Out-parameters must
- *             not overlap each other or the call's inputs. An array of length 0 may always be NULL.
+ *             to 0 whenever the step has ended, and the outcome of fb_weights_commit and fb_weights_commit_replicas is
+ *             always written. Out-parameters must not overlap each other or the call's inputs. An array of length 0
+ *             may always be NULL.
  * Handles     Every handle that a call makes has a destroy call. The streams of fb_stream_create and the memory of
  *             fb_device_allocate have none: they live as long as the device. A handle is a token that the library
  *             looks up and never follows. NULL and a handle of another kind are FB_INVALID_CONFIG; a handle that was
@@ -280,10 +283,10 @@
 // The work never ran, because its device has ended.
 #define FB_TICKET_CANCELLED 3
 
-// Every rank keeps the old version.
+// Every rank keeps the old version, or the old replicas.
 #define FB_UPDATE_ABORTED 0
 
-// Every rank has the new version, or will have it before its next step.
+// Every rank has the new version, or will have it before its next step. So it is with new replicas.
 #define FB_UPDATE_COMMITTED 1
 
 // Nothing was decided in a call that returned an error.
@@ -396,6 +399,9 @@ typedef struct fb_device fb_device;
 
 // The sessions of a rank with all others of its group.
 typedef struct fb_links fb_links;
+
+// A change of the replicas.
+typedef struct fb_replication fb_replication;
 
 // A request trace in progress.
 typedef struct fb_requests fb_requests;
@@ -1126,6 +1132,16 @@ typedef struct fb_planned {
     uint64_t host_page_table_bytes;
 } fb_planned;
 
+// A copy of a tensor of a sharded layer, on a rank that does not own all of it. This struct never grows.
+typedef struct fb_replica {
+    // The tensor's name in UTF-8.
+    const char *tensor;
+    // Its layer.
+    uint32_t layer;
+    // The rank that holds the copy, below `ranks` of the configuration.
+    uint32_t rank;
+} fb_replica;
+
 // A request at its arrival.
 typedef struct fb_arrival {
     // sizeof(fb_arrival).
@@ -1414,7 +1430,8 @@ fb_status fb_device_create(const struct fb_device_config *config,
 
 // Ends a device. The call waits for the work enqueued on its streams and on borrowed ones, then frees all memory
 // taken on it, including that of caches destroyed earlier; the memory of a cache that was leaked after a panic stays
-// allocated. FB_BUSY while caches, captured layers, weights or updates are left. Tickets remain valid.
+// allocated. FB_BUSY while caches, captured layers, weights, updates or changes of replicas are left. Tickets remain
+// valid.
 //
 // Requires:
 // No work on its streams waits for something that only this thread would do.
@@ -2157,10 +2174,11 @@ fb_status fb_weights_share(struct fb_weights *weights,
 // Takes a rank in that has come back (FB_LINKS_RETURNED): gives it this rank's parts, takes its parts, and maps them
 // at the addresses of its last process's. Between steps, when all steps have run that pull from the rank. Blocks for
 // at most `at_most_ms` milliseconds. fb_links_poll is refused until then, because it would drop the rank's first part.
-// Several ranks are taken one after another, the lowest first. Errors are texts of `weights`. FB_BUSY while a step is
-// open. FB_INVALID_STATE for a rank that was never lost. The error of a rank that was lost and has not
-// come back, such as FB_PEER_LOST. FB_CORRUPT for a part that is not the one of before. After
-// an error of the exchange the rank is lost again, and can come back again.
+// Several ranks are taken one after another, the lowest first. All replicas are dropped, because the rank has none.
+// Errors are texts of `weights`. FB_BUSY while a step is open or a change of replicas is there. FB_INVALID_STATE for a
+// rank that was never lost. The error of a rank that was lost and has not come back, such as FB_PEER_LOST. FB_CORRUPT
+// for a part that is not the one of before. After an error of the exchange the rank is lost again, and can come back
+// again.
 //
 // Requires:
 // No work that is enqueued or runs pulls from the rank.
@@ -2172,8 +2190,9 @@ fb_status fb_weights_reattach(struct fb_weights *weights,
 // Serves the sessions and returns the next event, or FB_LINKS_NOTHING after `at_most_ms` milliseconds, at once if all
 // sessions are over; 0 looks once and never waits. Call it at least every few seconds, on any thread: other ranks hold
 // one for lost that says nothing. For FB_LINKS_LOST, `text` receives the rank's error; otherwise it is empty. A rank
-// that was lost is an event and no failure of this call. Messages of an update are kept for fb_update_share.
-// FB_INVALID_STATE, with the rank, between the fb_links_readmit that returned a rank and its fb_weights_reattach.
+// that was lost is an event and no failure of this call. Messages of an update or a change of replicas are kept for
+// fb_update_share and fb_replication_share. FB_INVALID_STATE, with the rank, between the fb_links_readmit that returned
+// a rank and its fb_weights_reattach.
 //
 // Requires:
 // `event` states its real size; `text` is NULL or has `text_bytes` bytes.
@@ -2265,6 +2284,135 @@ fb_status fb_plan(const struct fb_plan_config *config,
 
 // Returns the sentence for a note, given its one bit, as a constant string. It is empty for a bit without a note.
 const char *fb_plan_note_text(uint32_t bit);
+
+// Begins a change of the replicas: `replicas` are all that there are to be after it, in any order, and those that are
+// there and are named stay. Takes the memory of the replicas that this rank gains, and nothing else changes; steps go
+// on. All ranks begin it with the same number and replicas. `number` is above all that were begun before, also those
+// that failed; otherwise FB_OUT_OF_RANGE. Numbers of changes and versions of updates count apart. `at_most` bounds the
+// bytes of device memory that it takes; FB_OUT_OF_MEMORY says how many it needs. Errors are texts of `weights`.
+// FB_OUT_OF_RANGE for a layer or tensor that was not chosen, and for a rank that the group does not have.
+// FB_INVALID_CONFIG for a replica that is named twice, or of which no whole granule is another rank's.
+// FB_INVALID_STATE before the parts were shared. FB_BUSY while an update or another change of these weights is there:
+// destroy it first, unless it was committed or aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST, and with a driver
+// older than CUDA 13. The error of a layer that cannot be used.
+//
+// Requires:
+// `replicas` has `replica_count` entries, whose names end with a zero; `replication` has room for the result.
+fb_status fb_replication_create(struct fb_weights *weights,
+                                uint32_t number,
+                                const struct fb_replica *replicas,
+                                uint32_t replica_count,
+                                uint64_t at_most,
+                                struct fb_replication **replication);
+
+// Enqueues on `stream` copies of at most `bytes` bytes into the replicas that this rank gains. `left`, which may be
+// NULL, receives how many bytes are left then. Call it once a step, with as many bytes as the link has room for, until
+// none are left. The copies need no order with a step's work, so a stream of their own lets them run beside it.
+// FB_INVALID_STATE once fb_replication_share was called. FB_BUSY if `stream` is being captured.
+//
+// Requires:
+// `left` is NULL or has room for the result.
+fb_status fb_replication_advance(struct fb_replication *replication,
+                                 uint64_t bytes,
+                                 void *stream,
+                                 uint64_t *left);
+
+// Returns how many bytes this rank has still to copy before it can share: 0 if it gains no replica.
+//
+// Requires:
+// `left` has room for the result.
+fb_status fb_replication_left(const struct fb_replication *replication, uint64_t *left);
+
+// Gives the replicas that this rank gains to the other ranks and takes theirs, while steps go on. All ranks call it,
+// also those that gain none, when nothing is left to be copied, on a thread that serves the sessions meanwhile. Owners
+// and holders hash what they have, and both have to agree. Blocks until the copies have run and this rank has hashed,
+// and then until all ranks have shared, for at most `at_most_ms` milliseconds. Errors are texts of `replication`.
+// FB_INVALID_STATE with the bytes that are left, for a change that was shared before, and while a rank that has come
+// back is not attached again; the error of a rank that is lost. Then nothing was said to any rank, and the call may be
+// made again.
+//
+// After other errors the change cannot be committed by any rank, and is begun again, under a higher number.
+// FB_CORRUPT, with rank and layer, for a replica that is not what its owner has. FB_INVALID_CONFIG for a rank that has
+// other replicas or wants others: if it was called with the same, call fb_weights_drop_replicas on all ranks.
+// FB_CANCELLED for a rank whose own call has failed. FB_TIMED_OUT and FB_PEER_LOST name the rank.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_replication_share(struct fb_replication *replication,
+                               struct fb_links *links,
+                               void *stream,
+                               uint32_t at_most_ms);
+
+// Gives a change up: the other ranks then abort it too, unless all have committed already, and its memory is given
+// back. Blocks until the copies into it have run. Nothing happens to a change that is over. After an error of the
+// device the change may keep its memory, and fb_replication_create returns FB_BUSY: call it again. Once the change is
+// destroyed, it stays so.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_replication_abort(struct fb_replication *replication);
+
+// Destroys a change of the replicas. One that was not committed is aborted, as by fb_replication_abort.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_replication_destroy(struct fb_replication *replication);
+
+// Takes a change of the replicas, at a border between two steps at which all ranks do, or at which none does: then the
+// old ones stay, on every rank. All is as for fb_weights_commit, `outcome` and its FB_UPDATE_ constants too.
+// FB_UPDATE_COMMITTED: every rank reads the new replicas, and the memory of those that are gone was given back.
+// FB_UPDATE_ABORTED: `reason` receives why. No byte of a layer changes, so the next step pulls nothing anew. Destroy
+// the change afterwards.
+//
+// Errors are texts of `weights`. With FB_UPDATE_OPEN nothing was decided in this call, and it may be called again:
+// FB_BUSY while a step is open or if `stream` is being captured; FB_INVALID_STATE for a change that was not shared, is
+// over, or is of other weights or sessions. With FB_UPDATE_FAILED the ranks have decided. A layer whose memory cannot
+// be mapped returns the error from then on (fb_weights_layer), no step begins, and this process is ended and started
+// again; so it is with FB_CORRUPT. If no layer returns an error, only memory of replicas that are gone could not be
+// given back, and steps go on.
+//
+// Requires:
+// No work that is enqueued or runs uses a window, except on `stream`. `outcome` has room for the result; `reason` is
+// NULL or has `reason_bytes` bytes.
+fb_status fb_weights_commit_replicas(struct fb_weights *weights,
+                                     struct fb_replication *replication,
+                                     struct fb_links *links,
+                                     uint64_t step,
+                                     void *stream,
+                                     uint32_t at_most_ms,
+                                     uint32_t *outcome,
+                                     char *reason,
+                                     size_t reason_bytes);
+
+// Copies the replicas that ranks hold for each other at present, in the order of layers, tensors and ranks, as many as
+// `room` allows. `*count` receives how many there are. Their names stay valid until the weights are destroyed.
+//
+// Requires:
+// `replicas` has `room` places; `count` has room for the result.
+fb_status fb_weights_replicas(const struct fb_weights *weights,
+                              struct fb_replica *replicas,
+                              uint32_t room,
+                              uint32_t *count);
+
+// Gives up all replicas, on this rank alone, between steps: it reads from owners again, and gives back the memory of
+// its own replicas and what it holds of others'. Blocks until the pulls that were enqueued have run. No byte of a layer
+// changes. The device has the memory again when no rank reads it any more. For ranks of which one has replicas that
+// another has not, and for a group that needs the memory: before the next change all ranks do so. FB_BUSY while a step
+// is open or a change is there. An error of the device names the layer, which keeps its replicas; where the device has
+// failed, every later call for it returns that error.
+//
+// Requires:
+// No work that is enqueued or runs uses a window.
+fb_status fb_weights_drop_replicas(struct fb_weights *weights);
+
+// Reads around the ranks that were lost (fb_weights_lost), on this rank alone, between steps: where another rank has
+// the same bytes, pulls read them there from now on. A layer that still needs a rank that was lost is FB_PEER_LOST as
+// before. Blocks until the pulls that were enqueued have run. FB_BUSY while a step is open or a change is there. Errors
+// of the device are those of fb_weights_drop_replicas.
+//
+// Requires:
+// No work that is enqueued or runs uses a window.
+fb_status fb_weights_reroute(struct fb_weights *weights);
 
 // Begins a request trace in the new file `path`, which must not exist. Its prompts are recorded as blocks of
 // `block_tokens` tokens. On failure, `text` receives the reason.
@@ -2378,7 +2526,8 @@ fb_status fb_weights_launch(struct fb_weights *weights,
 
 // Tells the weights that a rank was lost (FB_LINKS_LOST): its memory stays mapped, and nothing else tells. From then
 // on a call that would pull a layer from it returns FB_PEER_LOST, and layers that are resident go on. Abandon an open
-// step. Then wait for the rank's new process (fb_links_readmit, fb_weights_reattach), or make every layer resident.
+// step. Then wait for the rank's new process (fb_links_readmit, fb_weights_reattach), or make every layer resident;
+// fb_weights_reroute reads replicas instead, where there are such.
 // FB_OUT_OF_RANGE for one's own rank and for one that the group does not have.
 //
 // Requires:
@@ -2578,8 +2727,8 @@ fb_status fb_trace_destroy(struct fb_trace *trace);
 // Steps go on with the old version. All ranks begin it with the same version and layers. `version` is above all that
 // were begun before, also those that failed; otherwise FB_OUT_OF_RANGE. `at_most` bounds the bytes of device memory
 // that it takes; FB_OUT_OF_MEMORY says how many it needs. Errors are texts of `weights`. FB_INVALID_STATE before the
-// parts were shared. FB_BUSY while another update of these weights is there: destroy it first, unless it was committed
-// or aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no layers, or one twice.
+// parts were shared. FB_BUSY while another update of these weights, or a change of their replicas, is there: destroy it
+// first, unless it was committed or aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no layers, or one twice.
 //
 // Requires:
 // `layers` has `layer_count` entries; `update` has room for the result.
@@ -2627,7 +2776,8 @@ fb_status fb_update_verify(struct fb_update *update, uint32_t layer, void *strea
 // version stays, on every rank. `step` is a number of the border, the same on all ranks. `stream` is ordered after all
 // steps. Waits until all ranks are there, for at most `at_most_ms` milliseconds. `outcome` receives
 // FB_UPDATE_COMMITTED or FB_UPDATE_ABORTED; an abort is no failure of this call, and `reason` receives why, as far as
-// this rank knows. Otherwise `reason` is empty. Addresses and captured graphs hold. Destroy the update afterwards.
+// this rank knows. Otherwise `reason` is empty. Addresses and captured graphs hold; replicas of the layers are
+// dropped on all ranks. Destroy the update afterwards.
 //
 // Errors are texts of `weights`. With an error, too, `outcome` is written. FB_UPDATE_OPEN: nothing was decided in this
 // call, and it may be called again. So it is with FB_BUSY while a step is open or if `stream` is being captured, with
@@ -2744,8 +2894,8 @@ fb_status fb_weights_tensor(const struct fb_weights *weights,
                             void **address,
                             uint64_t *bytes);
 
-// Returns the bytes of device memory that the weights take at present: the plan's, and those of layers that were made
-// resident.
+// Returns the bytes of device memory that the weights take at present: the plan's, those of layers that were made
+// resident, and those of this rank's replicas.
 //
 // Requires:
 // `bytes` has room for the result.
