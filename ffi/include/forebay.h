@@ -2191,8 +2191,8 @@ fb_status fb_weights_reattach(struct fb_weights *weights,
 // sessions are over; 0 looks once and never waits. Call it at least every few seconds, on any thread: other ranks hold
 // one for lost that says nothing. For FB_LINKS_LOST, `text` receives the rank's error; otherwise it is empty. A rank
 // that was lost is an event and no failure of this call. Messages of an update or a change of replicas are kept for
-// fb_update_share and fb_replication_share. FB_INVALID_STATE, with the rank, between the fb_links_readmit that returned
-// a rank and its fb_weights_reattach.
+// fb_update_share and fb_replication_share. FB_INVALID_STATE, with the rank, between the fb_links_readmit that
+// returned a rank and its fb_weights_reattach.
 //
 // Requires:
 // `event` states its real size; `text` is NULL or has `text_bytes` bytes.
@@ -2395,11 +2395,11 @@ fb_status fb_weights_replicas(const struct fb_weights *weights,
                               uint32_t *count);
 
 // Gives up all replicas, on this rank alone, between steps: it reads from owners again, and gives back the memory of
-// its own replicas and what it holds of others'. Blocks until the pulls that were enqueued have run. No byte of a layer
-// changes. The device has the memory again when no rank reads it any more. For ranks of which one has replicas that
-// another has not, and for a group that needs the memory: before the next change all ranks do so. FB_BUSY while a step
-// is open or a change is there. An error of the device names the layer, which keeps its replicas; where the device has
-// failed, every later call for it returns that error.
+// its own replicas and what it holds of others'. Blocks until the pulls that were enqueued have run. No byte of a
+// layer changes. The device has the memory again when no rank reads it any more. For ranks of which one has replicas
+// that another has not, and for a group that needs the memory: before the next change all ranks do so. FB_BUSY while a
+// step is open or a change is there. An error of the device names the layer, which keeps its replicas; where the
+// device has failed, every later call for it returns that error.
 //
 // Requires:
 // No work that is enqueued or runs uses a window.
@@ -2407,8 +2407,8 @@ fb_status fb_weights_drop_replicas(struct fb_weights *weights);
 
 // Reads around the ranks that were lost (fb_weights_lost), on this rank alone, between steps: where another rank has
 // the same bytes, pulls read them there from now on. A layer that still needs a rank that was lost is FB_PEER_LOST as
-// before. Blocks until the pulls that were enqueued have run. FB_BUSY while a step is open or a change is there. Errors
-// of the device are those of fb_weights_drop_replicas.
+// before. Blocks until the pulls that were enqueued have run. FB_BUSY while a step is open or a change is there.
+// Errors of the device are those of fb_weights_drop_replicas.
 //
 // Requires:
 // No work that is enqueued or runs uses a window.
@@ -2727,8 +2727,9 @@ fb_status fb_trace_destroy(struct fb_trace *trace);
 // Steps go on with the old version. All ranks begin it with the same version and layers. `version` is above all that
 // were begun before, also those that failed; otherwise FB_OUT_OF_RANGE. `at_most` bounds the bytes of device memory
 // that it takes; FB_OUT_OF_MEMORY says how many it needs. Errors are texts of `weights`. FB_INVALID_STATE before the
-// parts were shared. FB_BUSY while another update of these weights, or a change of their replicas, is there: destroy it
-// first, unless it was committed or aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no layers, or one twice.
+// parts were shared. FB_BUSY while another update of these weights, or a change of their replicas, is there: destroy
+// it first, unless it was committed or aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no
+// layers, or one twice.
 //
 // Requires:
 // `layers` has `layer_count` entries; `update` has room for the result.

@@ -7,7 +7,8 @@
 //! | `device`, `config`, `cache`, `sequence`, `budget`, `prefix`, `ticket` | the objects, one file each |
 //! | `step`, `layer`, `overlap`, `choice`, `capture` | the calls of a decode loop |
 //! | `in_flight` | a cache's steps between prepare and retire |
-//! | `weights`, `links`, `update`, `replicas` | weights that ranks share, their sessions, new versions, and copies of hot ranges |
+//! | `weights`, `links`, `update` | weights that ranks share, their sessions, and new versions |
+//! | `replicas` | copies of hot ranges of such weights |
 //! | `ring` | the calls of a step that shared weights need |
 //! | `trace`, `requests`, `selections`, `plan` | recording, reading recordings, and planning |
 //! | `handle`, `word` | the table in which every call looks up its handle |

@@ -246,8 +246,8 @@ pub unsafe extern "C" fn fb_weights_reattach(
 /// sessions are over; 0 looks once and never waits. Call it at least every few seconds, on any thread: other ranks hold
 /// one for lost that says nothing. For FB_LINKS_LOST, `text` receives the rank's error; otherwise it is empty. A rank
 /// that was lost is an event and no failure of this call. Messages of an update or a change of replicas are kept for
-/// fb_update_share and fb_replication_share. FB_INVALID_STATE, with the rank, between the fb_links_readmit that returned
-/// a rank and its fb_weights_reattach.
+/// fb_update_share and fb_replication_share. FB_INVALID_STATE, with the rank, between the fb_links_readmit that
+/// returned a rank and its fb_weights_reattach.
 ///
 /// # Safety
 /// `event` states its real size; `text` is NULL or has `text_bytes` bytes.

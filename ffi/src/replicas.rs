@@ -56,17 +56,6 @@ impl Taken for FbReplication {
     }
 }
 
-/// The names of a plan's tensors as C reads them, in order, each once.
-pub(crate) fn names(windows: &Windows) -> Vec<CString> {
-    let tensors = windows.plan().layers().iter().flat_map(|layer| layer.layout.tensors());
-    // They came from C, so no zero is inside.
-    let mut names: Vec<CString> =
-        tensors.filter_map(|tensor| CString::new(tensor.name.as_str()).ok()).collect();
-    names.sort_unstable();
-    names.dedup();
-    names
-}
-
 impl FbWeights {
     fn replica(&self, replica: &Replica) -> Option<FbReplica> {
         let by = |name: &CString| CStr::to_bytes(name).cmp(replica.tensor.as_bytes());
@@ -261,11 +250,11 @@ pub unsafe extern "C" fn fb_weights_replicas(
 }
 
 /// Gives up all replicas, on this rank alone, between steps: it reads from owners again, and gives back the memory of
-/// its own replicas and what it holds of others'. Blocks until the pulls that were enqueued have run. No byte of a layer
-/// changes. The device has the memory again when no rank reads it any more. For ranks of which one has replicas that
-/// another has not, and for a group that needs the memory: before the next change all ranks do so. FB_BUSY while a step
-/// is open or a change is there. An error of the device names the layer, which keeps its replicas; where the device has
-/// failed, every later call for it returns that error.
+/// its own replicas and what it holds of others'. Blocks until the pulls that were enqueued have run. No byte of a
+/// layer changes. The device has the memory again when no rank reads it any more. For ranks of which one has replicas
+/// that another has not, and for a group that needs the memory: before the next change all ranks do so. FB_BUSY while a
+/// step is open or a change is there. An error of the device names the layer, which keeps its replicas; where the
+/// device has failed, every later call for it returns that error.
 ///
 /// # Safety
 /// No work that is enqueued or runs uses a window.
@@ -276,8 +265,8 @@ pub unsafe extern "C" fn fb_weights_drop_replicas(weights: *mut FbWeights) -> Fb
 
 /// Reads around the ranks that were lost (fb_weights_lost), on this rank alone, between steps: where another rank has
 /// the same bytes, pulls read them there from now on. A layer that still needs a rank that was lost is FB_PEER_LOST as
-/// before. Blocks until the pulls that were enqueued have run. FB_BUSY while a step is open or a change is there. Errors
-/// of the device are those of fb_weights_drop_replicas.
+/// before. Blocks until the pulls that were enqueued have run. FB_BUSY while a step is open or a change is there.
+/// Errors of the device are those of fb_weights_drop_replicas.
 ///
 /// # Safety
 /// No work that is enqueued or runs uses a window.

@@ -111,8 +111,9 @@ pub(crate) unsafe fn commit<T: Taken>(
 /// Steps go on with the old version. All ranks begin it with the same version and layers. `version` is above all that
 /// were begun before, also those that failed; otherwise FB_OUT_OF_RANGE. `at_most` bounds the bytes of device memory
 /// that it takes; FB_OUT_OF_MEMORY says how many it needs. Errors are texts of `weights`. FB_INVALID_STATE before the
-/// parts were shared. FB_BUSY while another update of these weights, or a change of their replicas, is there: destroy it
-/// first, unless it was committed or aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no layers, or one twice.
+/// parts were shared. FB_BUSY while another update of these weights, or a change of their replicas, is there: destroy
+/// it first, unless it was committed or aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no
+/// layers, or one twice.
 ///
 /// # Safety
 /// `layers` has `layer_count` entries; `update` has room for the result.

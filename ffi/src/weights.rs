@@ -18,7 +18,6 @@ use forebay::{Error, Kind, Result};
 use crate::cast::{self, Plain, Versioned, create};
 use crate::device::{FbDevice, Tenant};
 use crate::handle::{self, Object, change, read};
-use crate::replicas;
 use crate::status::FbStatus;
 
 /// A rank pulls what it does not hold from the device memory of the other ranks.
@@ -231,6 +230,17 @@ fn refuse(place: &'static str, value: u64, why: &'static str) -> Error {
     Error::new(Kind::InvalidConfig, "weights").at(place).with("value", value).hint(why)
 }
 
+/// The names of a plan's tensors as C reads them, in order, each once.
+fn names(windows: &Windows) -> Vec<CString> {
+    let tensors = windows.plan().layers().iter().flat_map(|layer| layer.layout.tensors());
+    // They came from C, so no zero is inside.
+    let mut names: Vec<CString> =
+        tensors.filter_map(|tensor| CString::new(tensor.name.as_str()).ok()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
 /// An engine's memory that holds `bytes` bytes of weights.
 ///
 /// # Safety
@@ -355,7 +365,7 @@ impl FbWeightsConfig {
         };
         let faults: Arc<dyn Faults> = Arc::new(NoFaults);
         let windows = Windows::new(&tenant.device, plan, pulls, &faults)?;
-        let names = replicas::names(&windows);
+        let names = names(&windows);
         Ok(FbWeights { ring: Ring::new(&tenant.device, windows, options)?, names, tenant })
     }
 }

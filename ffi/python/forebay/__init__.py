@@ -50,6 +50,7 @@ from .errors import (
 from .links import LinkEvent, Links
 from .overlap import Captured, EngineCall, Layers
 from .plan import Planned, plan
+from .replicas import Replica, Replication
 from .sequence import Length, Page, Sequence, Ticket
 from .shape import Shape
 from .sharding import WeightBytes
@@ -64,7 +65,8 @@ __all__ = [
     "Closed", "Corrupt", "CudaDevice", "CudaMemory", "Device", "DeviceFailed", "EngineCall", "Exhausted", "Footprint",
     "ForebayError", "Header", "HostDevice", "Hysteresis", "Info", "Internal", "InvalidArgument", "InvalidConfig",
     "InvalidState", "Io", "LayerCount", "LayerWeights", "Layers", "Length", "LinkEvent", "Links", "OsRefused",
-    "OutOfMemory", "OutOfRange", "Outcome", "Overflow", "Page", "PeerLost", "Planned", "Prices", "RequestWriter",
-    "Retired", "SelectionTrace", "Sequence", "Shape", "Share", "Stats", "Step", "Stream", "Table", "Tensor", "Ticket",
-    "TimedOut", "TraceRecorder", "TraceWriter", "Unsupported", "Update", "WeightBytes", "Weights", "footprint", "plan",
+    "OutOfMemory", "OutOfRange", "Outcome", "Overflow", "Page", "PeerLost", "Planned", "Prices", "Replica",
+    "Replication", "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Share", "Stats", "Step",
+    "Stream", "Table", "Tensor", "Ticket", "TimedOut", "TraceRecorder", "TraceWriter", "Unsupported", "Update",
+    "WeightBytes", "Weights", "footprint", "plan",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""C handles of weights, of their sessions and of their updates. Each ends before its device.
+"""C handles of weights, of their sessions, updates and changes of replicas. Each ends before its device.
 
 The handle outlives the object that has it: what the garbage collector cannot end without waiting is left for later
 (`device.give_up`).

@@ -61,8 +61,8 @@ class Links(Handled):
     """The sessions of a rank with all others of its group; a context manager that closes itself.
 
     One thread at a time uses them: another thread's call raises Busy, and so do `Weights.share`, `Weights.reattach`,
-    `Update.share` and `Weights.commit`, which serve the sessions meanwhile. Closing ends them at once: to ranks with
-    which they had not ended (`end`) this one is lost.
+    `Update.share`, `Weights.commit`, `Replication.share` and `Weights.commit_replicas`, which serve the sessions
+    meanwhile. Closing ends them at once: to ranks with which they had not ended (`end`) this one is lost.
     """
 
     def __init__(self, device: DeviceHandle, call: Callable[[Any], object]) -> None:
@@ -71,7 +71,8 @@ class Links(Handled):
     def poll(self, at_most: float = 0) -> LinkEvent:
         """Serves the sessions and returns the next event, or "nothing" after `at_most` seconds, at once if all sessions
         are over; 0 looks once and never waits. Call it at least every few seconds, on any thread. A rank that was lost
-        is an event, and no failure of this call. Messages of an update are kept for `Update.share`.
+        is an event, and no failure of this call. Messages of an update or a change of replicas are kept for their
+        `share`.
 
         Raises:
             InvalidState: `readmit` has returned a rank that was not attached again (`Weights.reattach`).

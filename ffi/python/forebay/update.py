@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, NamedTuple
 
-from ._library import check, ffi, lib, text_bytes
+from ._library import check, ffi, lib, new_text, text_bytes
 from .arrays import Tensor
 from .device import Device
 from .errors import InvalidArgument
@@ -16,11 +16,13 @@ from .handle import Handle, Handled
 from .links import Links, milliseconds
 from .tensors import HOST, contiguous, describe, index, look
 
+_BYTES_MAX = 0xFFFFFFFFFFFFFFFF
+
 
 class Outcome(NamedTuple):
-    """What a commit has done: on every rank the same. It is true if the new version was committed."""
+    """What a commit has done: on every rank the same. It is true if what was new was committed."""
 
-    # Whether every rank has the new version. Otherwise every rank keeps the old one.
+    # Whether every rank has the new version, or the new replicas. Otherwise every rank keeps the old ones.
     committed: bool
     # Why it was aborted, as far as this rank knows. Otherwise empty.
     reason: str
@@ -96,6 +98,19 @@ def sessions(links: Links) -> Any:
     if not isinstance(links, Links):
         raise InvalidArgument("links", type(links).__name__, "the Links that Weights.meet has made")
     return links._pointer
+
+
+def commit(
+    call: Any, pointer: Any, device: Device, taken: Any, links: Links, border: tuple[int, float, Any]
+) -> Outcome:
+    """`Weights.commit` and `commit_replicas`. `border` has step, seconds and stream."""
+    on, most = device.stream_of(border[2]), milliseconds(border[1], "at_most")
+    step = index(border[0], "step", _BYTES_MAX)
+    outcome, reason = ffi.new("uint32_t *"), new_text()
+    status = call(pointer, taken._pointer, sessions(links), step, on, most, outcome, reason, len(reason))
+    taken.failed = outcome[0] == lib.FB_UPDATE_FAILED
+    check(status, pointer)
+    return Outcome(outcome[0] == lib.FB_UPDATE_COMMITTED, ffi.string(reason).decode("utf-8", "replace"))
 
 
 def fill(

@@ -2,9 +2,10 @@
 
     device -> weights -> fill every tensor -> meet -> share -> steps (begin, enter, leave, end) -> close
 
-Three objects, because a thread that serves sessions or fills a new version must not stop the one that steps: `Weights`,
-`Links` (the sessions with the other ranks) and `Update` (a new version beside the one in use). One thread at a time
-uses each of them: another thread's call raises Busy. Calls that wait release the interpreter's lock.
+Several objects, because a thread that serves sessions or fills a new version must not stop the one that steps:
+`Weights`, `Links` (the sessions with the other ranks), `Update` (a new version beside the one in use) and `Replication`
+(a change of the copies of hot ranges). One thread at a time uses each of them: another thread's call raises Busy. Calls
+that wait release the interpreter's lock.
 
 A window is a layer's shared weights, as the engine uses them. It may only be read, from `enter` to `leave`, and always
 while its layer is resident. Its address never changes. A view of it keeps the device alive, and with it the memory,
@@ -31,12 +32,13 @@ from ._library import NULL, check, check_created, ffi, lib, new_text, sized, tex
 from .arrays import Tensor
 from .device import Device, ending
 from .errors import ForebayError, InvalidArgument
-from .handle import Handle, Handled
+from .handle import Handle
 from .links import Links, config_of, milliseconds
 from .overlap import several
+from .replicas import WithReplicas
 from .sharding import LayerTensors, WeightBytes, declare, planned, prefetched
 from .tensors import index
-from .update import Outcome, Update, sessions
+from .update import Outcome, Update, commit, sessions
 
 _BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 _BYTES = np.dtype(np.uint8)
@@ -63,7 +65,7 @@ class LayerWeights(NamedTuple):
     buffer: int
 
 
-class Weights(Handled):
+class Weights(WithReplicas):
     """One rank's weights, of which other ranks hold parts; a context manager that closes itself.
 
     All ranks pass the same, but for `device` and `rank`. Closing waits for nothing: pulls that were enqueued still run.
@@ -449,7 +451,8 @@ class Weights(Handled):
     def lost(self, rank: int) -> None:
         """Tells the weights that a rank was lost (`LinkEvent`): its memory stays mapped, and nothing else tells. From
         then on a call that would pull a layer from it raises PeerLost, and layers that are resident go on. Abandon an
-        open step. Then wait for the rank's new process (`Links.readmit`, `reattach`), or make every layer resident.
+        open step. Then wait for the rank's new process (`Links.readmit`, `reattach`), or make every layer resident;
+        `reroute` reads replicas instead, where there are such.
 
         Raises:
             OutOfRange: one's own rank, or one that the group does not have.
@@ -461,10 +464,10 @@ class Weights(Handled):
         """Takes a rank in that has come back (`Links.readmit`): gives it this rank's parts, takes its parts, and maps
         them at the addresses of its last process's. Between steps, when all steps have run that pull from the rank.
         Blocks for at most `at_most` seconds. `Links.poll` is refused until then. Several ranks are taken one after
-        another, the lowest first.
+        another, the lowest first. All replicas are dropped, because the rank has none.
 
         Raises:
-            Busy: a step is open.
+            Busy: a step is open, or a change of replicas is there.
             InvalidState: the rank was never lost.
             PeerLost, or another error with which the rank was lost: it has not come back.
             Corrupt: a part that is not the one of before. After an error of the exchange the rank is lost again, and
@@ -544,7 +547,8 @@ class Weights(Handled):
         Raises:
             OutOfMemory: it needs more; the message has how many.
             InvalidState: the parts were not shared.
-            Busy: another update of these weights is there: close it first, unless it was committed or aborted.
+            Busy: another update of these weights, or a change of their replicas, is there: close it first, unless it
+                was committed or aborted.
             Unsupported: weights with the source "host".
             InvalidConfig: no layers, or one twice.
             OutOfRange: no such layer, or a version that is not above the others.
@@ -561,8 +565,8 @@ class Weights(Handled):
 
     def commit(self, update: Update, links: Links, step: int, at_most: float, stream: Any = None) -> Outcome:
         """Takes the new version, at a border between two steps at which all ranks do, or at which none does: then the
-        old version stays, on every rank. Waits until all ranks are there. Addresses and captured graphs hold. Close the
-        update afterwards.
+        old version stays, on every rank. Waits until all ranks are there. Addresses and captured graphs hold; replicas
+        of the layers are dropped on all ranks. Close the update afterwards.
 
         Args:
             update: an update that was shared.
@@ -582,15 +586,7 @@ class Weights(Handled):
         """
         if not isinstance(update, Update):
             raise InvalidArgument("update", type(update).__name__, "an Update")
-        on, most = self.device.stream_of(stream), milliseconds(at_most, "at_most")
-        border = index(step, "step", _BYTES_MAX)
-        outcome, reason = ffi.new("uint32_t *"), new_text()
-        status = lib.fb_weights_commit(
-            self._pointer, update._pointer, sessions(links), border, on, most, outcome, reason, len(reason)
-        )
-        update.failed = outcome[0] == lib.FB_UPDATE_FAILED
-        check(status, self._pointer)
-        return Outcome(outcome[0] == lib.FB_UPDATE_COMMITTED, ffi.string(reason).decode("utf-8", "replace"))
+        return commit(lib.fb_weights_commit, self._pointer, self.device, update, links, (step, at_most, stream))
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.planned.sharded_layers} of {self.planned.layers} layers sharded"

@@ -91,6 +91,10 @@ def lives(folder: Path) -> None:
             weights.share(links, 1)
             with weights.update(1, [0], 1 << 30) as update:
                 update.fill(0, NAME, tensor)
+            # One rank has no replica.
+            with weights.replicate(1, [], 1 << 30) as change:
+                change.advance(1)
+                assert weights.replicas == ()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

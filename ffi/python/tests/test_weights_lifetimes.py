@@ -203,13 +203,16 @@ def test_closed_objects_refuse_calls() -> None:
     run(PAIR + """
 one, other = pair()
 update = one.weights.update(1, [1], 1 << 30)
-given.append(update._pointer)
-for own in (update, one.links, one.weights, one.device, update, one.links, one.weights):
+change = other.weights.replicate(1, [(1, NAME, 1)], 1 << 30)
+given += [update._pointer, change._pointer]
+for own in (update, change, one.links, one.weights, one.device, update, change, one.links, one.weights):
     own.close()
     assert own.closed
 for call in (one.weights.begin, one.weights.abandon, lambda: one.weights.device_bytes, lambda: one.weights.layer(0),
              lambda: one.weights.fill(0, NAME, content(0)), one.links.poll, one.links.end, one.links.readmit,
-             lambda: update.fill(1, NAME, content(1)), lambda: update.verify(1), lambda: Rank(0, 1, one.device)):
+             lambda: update.fill(1, NAME, content(1)), lambda: update.verify(1), lambda: Rank(0, 1, one.device),
+             lambda: change.advance(1), lambda: change.left, change.abort, lambda: one.weights.replicas,
+             one.weights.drop_replicas, one.weights.reroute, lambda: one.weights.replicate(1, [], 1)):
     try:
         call()
         raise AssertionError(call)
@@ -231,13 +234,16 @@ for threads in (False, True):
     ranks = pair(threads)
     gate = threading.Event()
     update = ranks[0].weights.update(1, [1], 1 << 30)
+    change = ranks[1].weights.replicate(1, [(1, NAME, 1)], 1 << 30)
     if threads:
-        # It runs when the interpreter is about to end, and behind it a copy into the update.
+        # They run when the interpreter is about to end, and behind them copies into the update and the change.
         ranks[0].device.call(gate.wait)
+        ranks[1].device.call(gate.wait)
         atexit.register(gate.set)
     update.fill(1, NAME, content(1))
+    assert change.advance(1) == change.left > 0
     ranks[1].weights.begin()
-    forebay.__dict__[f"kept{threads}"] = [ranks, update]
+    forebay.__dict__[f"kept{threads}"] = [ranks, update, change]
 print("done")
 """)
 
