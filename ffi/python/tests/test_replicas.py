@@ -8,6 +8,8 @@ from typing import Any, Callable, Iterator
 import pytest
 
 import forebay
+from forebay._library import lib
+from forebay.update import commit
 from ranks import GRANULE, HALF, LAYERS, NAME, WAIT, Rank, content, each, group
 
 Made = Callable[..., list[Rank]]
@@ -147,6 +149,19 @@ def test_a_rank_that_was_lost_is_read_around(ranks: Made) -> None:
     for rank in (holder, other):
         rank.weights.reroute()
         assert [rank.step(), rank.step()] == [WHOLE] * 2
+
+
+def test_a_commit_that_raises_after_the_decision_says_so(ranks: Made) -> None:
+    rank = ranks()[0]
+    for outcome, failed in ((lib.FB_UPDATE_FAILED, True), (lib.FB_UPDATE_OPEN, False)):
+
+        def commits(*given: Any) -> int:
+            given[6][0] = outcome
+            return int(lib.FB_DEVICE_FAILED)
+
+        with rank.weights.replicate(2 - failed, [], MOST) as change, pytest.raises(forebay.DeviceFailed):
+            commit(commits, rank.weights._pointer, rank.device, change, rank.links, (1, WAIT, None))
+        assert change.failed == failed
 
 
 def test_errors_of_a_change(ranks: Made, tmp_path: Path) -> None:

@@ -1,7 +1,13 @@
 //! Copies of hot ranges by C's calls.
 
+use forebay::peer::Links;
+use forebay::weights::{Border, Outcome, Ring, Windows};
+use forebay::{Error, Kind};
+
 use super::*;
+use crate::handle::{self, Object};
 use crate::replicas::*;
+use crate::update::{self, Said, Taken};
 
 fn replica(layer: u32, tensor: usize, rank: u32) -> FbReplica {
     FbReplica { tensor: SHARED[tensor].0.as_ptr(), layer, rank }
@@ -377,4 +383,58 @@ fn a_change_that_cannot_be_is_refused_and_one_that_is_left_keeps_its_device() {
             assert_eq!(fb_device_destroy(rank.device), FbOk);
         }
     });
+}
+
+/// A commit that fails, with or without a decision.
+struct Fails {
+    decides: bool,
+    is_over: bool,
+}
+
+impl Object for Fails {
+    const KIND: u8 = 230;
+    const NAME: &'static str = "fails";
+}
+
+impl Taken for Fails {
+    fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    fn commit(
+        &mut self,
+        _ring: &mut Ring<Windows>,
+        _links: &mut Links,
+        _border: Border,
+    ) -> Result<Outcome, Error> {
+        self.is_over |= self.decides;
+        Err(Error::new(Kind::DeviceFailed, "commit"))
+    }
+}
+
+#[test]
+fn an_error_after_the_decision_is_told_from_one_before_it() {
+    let folder = Folder::new();
+    let mut rank = alone(Model::new().config(0));
+    let met = rank.meet(&folder);
+    rank.ok(met);
+    rank.ok(rank.share());
+    let cases = [
+        (Fails { decides: false, is_over: false }, FB_UPDATE_OPEN),
+        (Fails { decides: true, is_over: false }, FB_UPDATE_FAILED),
+        (Fails { decides: true, is_over: true }, FB_UPDATE_OPEN),
+    ];
+    for (fails, wanted) in cases {
+        let (taken, mut outcome, mut reason) = (handle::give(|| Ok(fails)).unwrap(), 77, [0x33; 8]);
+        let border =
+            Border { step: 1, stream: forebay::device::Stream(0), at_most: std::time::Duration::ZERO };
+        let said =
+            Said { outcome: &raw mut outcome, reason: reason.as_mut_ptr(), reason_bytes: reason.len() };
+        // SAFETY: everything is as long as stated.
+        let status = unsafe { update::commit(rank.weights, taken, rank.links, border, said) };
+        assert_eq!((status, outcome, reason), (FbDeviceFailed, wanted, [0x33; 8]));
+        assert_eq!(handle::end(taken, |_| Ok(())), FbOk);
+    }
+    rank.step(0);
+    rank.close();
 }
