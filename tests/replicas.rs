@@ -9,6 +9,8 @@ mod borders;
 mod deaths;
 #[path = "support/engine.rs"]
 mod engine;
+#[path = "support/failing.rs"]
+mod failing;
 #[path = "support/faulty.rs"]
 mod faulty;
 #[path = "replicas/naive.rs"]

@@ -7,6 +7,8 @@
 mod borders;
 #[path = "support/engine.rs"]
 mod engine;
+#[path = "support/failing.rs"]
+mod failing;
 #[path = "update/faults.rs"]
 mod faults;
 #[path = "support/faulty.rs"]

@@ -25,6 +25,7 @@
 //!
 //! **What it does not do.** It does not interpret weights; a tensor is a name, a length and an alignment.
 
+mod beside;
 mod choose;
 mod cut;
 mod exchange;

@@ -3,9 +3,8 @@
 //! each other, and attach the rank again.
 
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay::Kind;
@@ -13,8 +12,8 @@ use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::os::{Call, Faults};
 use forebay::weights::{Outcome, Pull, Replica};
-use nix::sys::signal::{Signal, raise};
 
+use crate::failing::{DiesAt, Processes, die};
 use crate::windows::{Folder, PATIENCE};
 use crate::{Engine, changed, commit, replica};
 
@@ -47,34 +46,6 @@ const DEATHS: [Death; 7] =
 
 /// Of rank 0, whose memory the ballot is.
 const DEATHS_OF_FIRST: [Death; 4] = [Death::Give, Death::Shared, Death::Ready, Death::Flip];
-
-fn die() {
-    raise(Signal::SIGKILL).unwrap();
-}
-
-/// Kills the process at a call of this kind, once it was armed with how many pass before.
-#[derive(Debug)]
-struct DiesAt(Call, AtomicU32);
-
-const NEVER: u32 = u32::MAX;
-
-impl Faults for DiesAt {
-    fn before(&self, call: Call) -> Option<i32> {
-        if call == self.0
-            && self.1.load(Ordering::Relaxed) != NEVER
-            && self.1.fetch_sub(1, Ordering::Relaxed) == 0
-        {
-            die();
-        }
-        None
-    }
-}
-
-impl DiesAt {
-    fn arm(&self, passing: u32) {
-        self.1.store(passing, Ordering::Relaxed);
-    }
-}
 
 /// The file that says that the rank has ended.
 const ENDED: &str = "ended";
@@ -159,7 +130,7 @@ fn rank(own: u32, (victim, death): (u32, Death), folder: &Path) -> bool {
         Death::Ready => Call::Poll,
         _ => Call::MapFixed,
     };
-    let faults = Arc::new(DiesAt(call, AtomicU32::new(NEVER)));
+    let faults = Arc::new(DiesAt::unarmed(call));
     let shared: Arc<dyn Faults> = faults.clone();
     let device: Arc<dyn Device> = HostDevice::with_faults(HostOptions::default(), faults.clone());
     let mut engine = Engine::new(&device, (own, 3), folder, &shared).unwrap();
@@ -186,18 +157,6 @@ fn rank(own: u32, (victim, death): (u32, Death), folder: &Path) -> bool {
     assert_eq!(changed(&mut engine, 3, &sets()[1]), Ok(Outcome::Committed));
     (0..2).for_each(|_| engine.step().unwrap());
     taken
-}
-
-/// The ranks of a group as processes, which are gone when the test is.
-struct Processes(Vec<Child>);
-
-impl Drop for Processes {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
 }
 
 #[test]

@@ -3,66 +3,23 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::os::{Call, Faults};
+use forebay::os::Faults;
 use forebay::weights::{Outcome, Replica};
 use forebay::{Kind, Result};
 
+use crate::failing::{Nth, UNAIMED, alone};
 use crate::naive::backings;
 use crate::windows::{Folder, PATIENCE};
 use crate::{Engine, Faulty, changed, commit, counted, group, no_faults, replica, shared};
-
-/// Refuses one call of those that follow [`Nth::aim`].
-#[derive(Debug)]
-struct Nth {
-    left: AtomicU64,
-    reached: AtomicU32,
-}
-
-const UNAIMED: u64 = u64::MAX;
-
-impl Nth {
-    fn aim(&self, n: u64) {
-        self.left.store(n, Ordering::Relaxed);
-    }
-}
-
-impl Faults for Nth {
-    fn before(&self, call: Call) -> Option<i32> {
-        // How often a rank waits, receives and sends depends on time.
-        let timed = matches!(call, Call::Poll | Call::Receive | Call::Send);
-        if timed || self.left.load(Ordering::Relaxed) == UNAIMED {
-            return None;
-        }
-        let hit = self.left.fetch_sub(1, Ordering::Relaxed) == 0;
-        self.reached.fetch_add(u32::from(hit), Ordering::Relaxed);
-        if hit {
-            self.aim(UNAIMED);
-        }
-        hit.then_some(libc::ENOMEM)
-    }
-}
 
 /// What there is before, and after.
 fn sets() -> [Vec<Replica>; 2] {
     let kept = replica(3, 0, 1);
     [vec![replica(1, 1, 0), kept.clone()], vec![kept, replica(3, 1, 0), replica(4, 1, 1), replica(4, 3, 0)]]
-}
-
-/// Sessions of no other rank.
-fn alone() -> forebay::peer::Links {
-    let hello = forebay::peer::Hello {
-        group: 0,
-        rank: 0,
-        ranks: 1,
-        geometry: [0; 32],
-        plan: [0; 32],
-        content: [0; 32],
-    };
-    forebay::peer::Links::over(vec![], hello, crate::windows::patient(), no_faults()).unwrap()
 }
 
 /// A change of rank 0, of which the `n`-th call is refused; what the other one has then, and the outcomes.
@@ -122,10 +79,10 @@ fn refused(n: u64, counted: &Arc<Faulty>, faults: &Arc<Nth>) -> (Result<Outcome>
 fn every_refused_call_leaves_one_set_or_an_error_that_says_so() {
     let (mut old, mut broken) = (0, 0);
     for n in 0.. {
-        let faults = Arc::new(Nth { left: UNAIMED.into(), reached: AtomicU32::new(0) });
+        let faults = Arc::new(Nth::unaimed());
         let counted = Faulty::new(HostDevice::with_faults(HostOptions::default(), faults.clone()), false);
         let (outcome, taken) = refused(n, &counted, &faults);
-        let reached = faults.reached.load(Ordering::Relaxed) == 1;
+        let reached = faults.reached();
         (old, broken) = (old + u32::from(!taken), broken + u32::from(outcome.is_err() && taken));
         if !reached {
             assert_eq!(outcome, Ok(Outcome::Committed));

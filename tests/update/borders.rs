@@ -9,7 +9,7 @@ use forebay::device::Device;
 use forebay::peer::Event;
 use forebay::weights::{Border, Group, Outcome, Plan, Pulls, Sharding, Source, Update};
 
-use crate::refusals::alone;
+use crate::failing::alone;
 use crate::windows::{PATIENCE, Rank, layers, sharding};
 use crate::{Engine, Faulty, counted, grain, group, model, no_faults};
 

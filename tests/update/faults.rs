@@ -17,7 +17,7 @@ use forebay::peer::Limits;
 use forebay::weights::Outcome;
 use forebay::{Error, Kind, Result};
 
-use crate::refusals::alone;
+use crate::failing::alone;
 use crate::windows::{Folder, patient};
 use crate::world::{Draws, alone_in_a_process, descriptors, soaks};
 use crate::{Engine, Faulty, model};

@@ -2,9 +2,8 @@
 //! of its bytes, and the version is the old one where no decision was made.
 
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Command, ExitStatus};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay::device::Device;
@@ -12,9 +11,9 @@ use forebay::device::host::{HostDevice, HostOptions};
 use forebay::os::{Call, Faults};
 use forebay::weights::{Border, Outcome};
 use forebay::{Kind, Result};
-use nix::sys::signal::{Signal, raise};
 
 use crate::Engine;
+use crate::failing::{DiesAt, Processes, die};
 use crate::windows::{Folder, PATIENCE};
 
 /// Gives a test's child process its task: rank, ranks, where rank 1 is killed, and the folder.
@@ -54,34 +53,6 @@ const DEATHS: [Death; 9] = [
     Death::HalfFlipped,
     Death::After,
 ];
-
-fn die() {
-    raise(Signal::SIGKILL).unwrap();
-}
-
-/// Kills the process at a call of this kind, once it was armed with how many pass before.
-#[derive(Debug)]
-struct DiesAt(Call, AtomicU32);
-
-const NEVER: u32 = u32::MAX;
-
-impl DiesAt {
-    fn arm(&self, passing: u32) {
-        self.1.store(passing, Ordering::Relaxed);
-    }
-}
-
-impl Faults for DiesAt {
-    fn before(&self, call: Call) -> Option<i32> {
-        if call == self.0
-            && self.1.load(Ordering::Relaxed) != NEVER
-            && self.1.fetch_sub(1, Ordering::Relaxed) == 0
-        {
-            die();
-        }
-        None
-    }
-}
 
 /// The file that says that rank 1 has ended.
 const ENDED: &str = "ended";
@@ -132,7 +103,7 @@ fn rank((own, ranks): (u32, u32), death: Death, folder: &Path) -> Result<u32> {
         Death::Ready | Death::Returned => Call::Poll,
         _ => Call::MapFixed,
     };
-    let faults = Arc::new(DiesAt(call, AtomicU32::new(NEVER)));
+    let faults = Arc::new(DiesAt::unarmed(call));
     let shared: Arc<dyn Faults> = faults.clone();
     let device: Arc<dyn Device> = HostDevice::with_faults(HostOptions::default(), faults.clone());
     let mut engine = Engine::new(&device, (own, ranks), folder, &shared)?;
@@ -198,18 +169,6 @@ fn rank((own, ranks): (u32, u32), death: Death, folder: &Path) -> Result<u32> {
     engine.step()?;
     assert!(engine.versions.iter().all(|own| *own == version));
     Ok(version)
-}
-
-/// The ranks of a group as processes, which are gone when the test is.
-struct Processes(Vec<Child>);
-
-impl Drop for Processes {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
 }
 
 #[test]

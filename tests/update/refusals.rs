@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 
 use forebay::device::Device;
@@ -15,39 +15,9 @@ use forebay::peer::Event;
 use forebay::weights::{Outcome, Place};
 use forebay::{Kind, Result};
 
+use crate::failing::{Nth, UNAIMED, alone};
 use crate::windows::{Folder, PATIENCE};
 use crate::{Engine, Faulty, counted, grain, group, no_faults};
-
-/// Refuses one call of those that follow [`Nth::aim`].
-#[derive(Debug, Default)]
-struct Nth {
-    left: AtomicU64,
-    reached: AtomicU32,
-}
-
-const UNAIMED: u64 = u64::MAX;
-
-impl Nth {
-    fn aim(&self, n: u64) {
-        self.left.store(n, Ordering::Relaxed);
-    }
-}
-
-impl Faults for Nth {
-    fn before(&self, call: Call) -> Option<i32> {
-        // How often a rank waits, receives and sends depends on time.
-        let timed = matches!(call, Call::Poll | Call::Receive | Call::Send);
-        if timed || self.left.load(Ordering::Relaxed) == UNAIMED {
-            return None;
-        }
-        let hit = self.left.fetch_sub(1, Ordering::Relaxed) == 0;
-        self.reached.fetch_add(u32::from(hit), Ordering::Relaxed);
-        if hit {
-            self.aim(UNAIMED);
-        }
-        hit.then_some(libc::ENOMEM)
-    }
-}
 
 /// An update up to its outcome.
 fn updated(engine: &mut Engine, version: u32) -> Result<Outcome> {
@@ -88,7 +58,7 @@ fn every_refused_call_leaves_one_version_or_an_error_that_says_so() {
 fn refusals(of_device: bool) -> (u32, u32, BTreeSet<&'static str>) {
     let (mut refused, mut broken, mut calls) = (0, 0, BTreeSet::new());
     for n in 0.. {
-        let (folder, faults) = (Folder::new(), Arc::new(Nth { left: UNAIMED.into(), ..Nth::default() }));
+        let (folder, faults) = (Folder::new(), Arc::new(Nth::unaimed()));
         let shared: Arc<dyn Faults> = faults.clone();
         let host = HostDevice::with_faults(HostOptions::default(), faults.clone());
         let counted = Faulty::new(host.clone(), false);
@@ -145,7 +115,7 @@ fn refusals(of_device: bool) -> (u32, u32, BTreeSet<&'static str>) {
             }
             outcome
         });
-        let reached = call.is_some() || faults.reached.load(Ordering::Relaxed) == 1;
+        let reached = call.is_some() || faults.reached();
         refused += u32::from(reached && outcome != Ok(Outcome::Committed));
         // What the device does not take back stays with it, and so does memory whose copies may still run.
         let stays = matches!(call, Some("give_back" | "record" | "synchronize"));
@@ -157,19 +127,6 @@ fn refusals(of_device: bool) -> (u32, u32, BTreeSet<&'static str>) {
         calls.extend(call);
     }
     unreachable!("there are as many calls as numbers");
-}
-
-/// Sessions of no other rank.
-pub fn alone() -> forebay::peer::Links {
-    let hello = forebay::peer::Hello {
-        group: 0,
-        rank: 0,
-        ranks: 1,
-        geometry: [0; 32],
-        plan: [0; 32],
-        content: [0; 32],
-    };
-    forebay::peer::Links::over(vec![], hello, crate::windows::patient(), no_faults()).unwrap()
 }
 
 /// Each remap of a flip refused on one rank, in two ways: the layer of that remap is unusable there, with the error,

@@ -8,15 +8,13 @@ use super::set::{Held, Segment};
 use super::wanted::{self, Replica};
 use crate::device::{Device, Mapped, Slice, Stream};
 use crate::error::{Error, Kind, Result};
-use crate::os::{Faults, Map, Protection};
+use crate::os::Protection;
 use crate::peer::{Digest, Links};
 use crate::sync::Arc;
+use crate::weights::beside::Beside;
 use crate::weights::exchange::{Part, REPLICAS};
 use crate::weights::fill::{self, Reads};
 use crate::weights::plan::{Plan, Source};
-use crate::weights::spares::Parked;
-use crate::weights::staging::Staging;
-use crate::weights::taken::give_back;
 use crate::weights::update::pact::{self, Agreed, Pact, State};
 use crate::weights::window::{Windows, refused};
 
@@ -39,19 +37,12 @@ pub(super) struct Gained {
 #[derive(Debug)]
 pub struct Replication {
     device: Arc<dyn Device>,
-    plan: Plan,
-    faults: Arc<dyn Faults>,
+    plan: Arc<Plan>,
     pub(super) pact: Pact,
     /// All segments before and after, in order, and those that are new.
     before: Vec<Segment>,
     pub(super) after: Vec<Segment>,
     pub(super) gained: Vec<Gained>,
-    parked: Parked,
-    /// Where its memory is mapped, and what it owns of others' segments, one after another.
-    lent: Vec<Slice>,
-    staging: Staging,
-    /// Those with work on the new memory.
-    streams: Vec<Stream>,
     /// What is left to be copied, from where to where.
     left: VecDeque<(Slice, Slice)>,
 }
@@ -101,19 +92,14 @@ impl Windows {
                 .hint("allow more, or move fewer replicas at a time"));
         }
         let parked = self.spares.parked(&*self.device, grain)?;
-        let numbers = (number, self.spares.begun);
+        let beside = Beside::new(self, parked);
         let mut change = Replication {
             device: Arc::clone(&self.device),
-            plan: self.plan.clone(),
-            faults: Arc::clone(&self.faults),
-            pact: Pact::new(REPLICAS, numbers, &self.plan, &self.faults, self.spares.lend(true)),
+            plan: Arc::clone(&beside.plan),
+            pact: Pact::new(REPLICAS, (number, self.spares.begun), beside, self.spares.lend(true)),
             before,
             after,
             gained: Vec::new(),
-            parked,
-            lent: Vec::new(),
-            staging: Staging::default(),
-            streams: Vec::new(),
             left: VecDeque::new(),
         };
         // All memory before the first range; what was taken goes with the change where something is refused.
@@ -186,7 +172,7 @@ impl Windows {
         if pieces.is_empty() {
             return Ok(());
         }
-        let lent = self.spares.lent(&*self.device, change.parked, end, protection)?;
+        let lent = self.spares.lent(&*self.device, change.pact.beside.parked, end, protection)?;
         for (gained, place) in change.gained.iter_mut().zip(places) {
             let Some((at, bytes)) = place else { continue };
             let (segment, to) = (gained.segment, lent.part(at, bytes)?);
@@ -199,7 +185,7 @@ impl Windows {
             }
         }
         // What is mapped in part is parked with the change.
-        change.lent.push(lent);
+        change.pact.beside.lent.push(lent);
         self.device.remap(lent, &pieces)
     }
 }
@@ -240,9 +226,7 @@ impl Replication {
         while let Some((from, to)) = self.left.front_mut().filter(|_| allowed > 0) {
             let (now, rest) = (allowed.min(from.bytes()), from.bytes().saturating_sub(allowed));
             self.device.copy(stream, from.part(0, now)?, to.part(0, now)?)?;
-            if !self.streams.contains(&stream) {
-                self.streams.push(stream);
-            }
+            self.pact.beside.uses(stream);
             allowed -= now;
             (*from, *to) = (from.part(now, rest)?, to.part(now, rest)?);
             if rest == 0 {
@@ -276,24 +260,6 @@ impl Replication {
     /// [`Device::import_backing`], with rank and layer.
     pub fn share(&mut self, links: &mut Links, stream: Stream, at_most: Duration) -> Result<()> {
         pact::share(self, links, stream, at_most)
-    }
-
-    /// Waits until all copies into the new memory have run.
-    fn settle(&mut self) -> Result<()> {
-        while let Some(stream) = self.streams.last().copied() {
-            self.staging.drain(&*self.device, stream)?;
-            self.streams.pop();
-        }
-        Ok(())
-    }
-
-    /// Parks the addresses at which replicas were written and read.
-    fn park(&mut self) -> Result<()> {
-        while let Some(lent) = self.lent.last().copied() {
-            self.parked.park(&*self.device, lent)?;
-            self.lent.pop();
-        }
-        Ok(())
     }
 
     /// The digest of a segment's bytes, where they are mapped.
@@ -336,7 +302,7 @@ impl Replication {
         }
         let memory: Vec<Mapped> =
             std::mem::take(&mut self.gained).iter().filter_map(|it| it.memory).collect();
-        give_back(&*self.device, &memory)
+        self.pact.beside.give_back(&memory)
     }
 }
 
@@ -345,30 +311,6 @@ impl Drop for Replication {
         // What is refused stays with the device; no caller is there to be told.
         let _ = self.abort();
         self.pact.stay_in_use();
-    }
-}
-
-impl Reads for Replication {
-    fn device(&self) -> &Arc<dyn Device> {
-        &self.device
-    }
-
-    fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
-    fn uses(&mut self, stream: Stream) {
-        if !self.streams.contains(&stream) {
-            self.streams.push(stream);
-        }
-    }
-
-    fn staged(&mut self) -> Result<(Arc<Map>, Slice)> {
-        self.staging.memory(&*self.device, self.plan.grain(), &*self.faults)
-    }
-
-    fn drain(&mut self, stream: Stream) -> Result<()> {
-        self.staging.drain(&*self.device, stream)
     }
 }
 

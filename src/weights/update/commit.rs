@@ -12,7 +12,7 @@ use crate::sync::Arc;
 use crate::weights::fill::content;
 use crate::weights::spares::Parked;
 use crate::weights::taken::give_back;
-use crate::weights::window::Windows;
+use crate::weights::window::{Stored, Windows};
 
 impl Windows {
     /// Takes an update's new version, at a border at which all ranks do, or at which none does: then the old version
@@ -63,7 +63,7 @@ impl Windows {
             let (ordinal, own) = (layer.ordinal, layer.digests.get(self.plan.group().rank as usize));
             contents.push((ordinal, own.copied().flatten()));
             let flipped = match self.show(&layer, stream) {
-                Ok(()) => self.keep(layer, update.version(), update.parked),
+                Ok(()) => self.keep(layer, update.version(), update.pact.beside.parked),
                 Err(error) => {
                     // Memory that a range maps is refused, and stays with the device.
                     let new = layer.stored.memory.into_iter().chain(layer.others.into_iter().flatten());
@@ -108,7 +108,9 @@ impl Windows {
         // They are of the old version.
         let replicas = self.without_replicas(layer.ordinal);
         let Some(window) = self.windows.get_mut(layer.ordinal) else { return Ok(()) };
-        let old = std::mem::replace(&mut window.stored, layer.stored);
+        // Where it was written is parked since it was shared.
+        let stored = Stored { slice: None, ..layer.stored };
+        let old = std::mem::replace(&mut window.stored, stored);
         let others = std::mem::replace(&mut window.imported, layer.others);
         (window.version, window.digests) = (version, layer.digests);
         // Where the first version was written; nothing is written there any more.

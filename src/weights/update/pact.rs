@@ -16,12 +16,14 @@ use std::sync::Arc as Alive;
 use std::time::{Duration, Instant};
 
 use super::decision::{self, Ballot, Decision, Look};
-use crate::device::Stream;
+use crate::device::{Device, Slice, Stream};
 use crate::error::{Error, Kind, Result};
-use crate::os::{self, Faults, Words};
+use crate::os::{self, Map, Words};
 use crate::peer::{Digest, Links, Mark};
 use crate::sync::Arc;
+use crate::weights::beside::Beside;
 use crate::weights::exchange::{BYTES, Heed, Kinds, Part, Parts, exchange, of_pact};
+use crate::weights::fill::Reads;
 use crate::weights::plan::{Group, Plan};
 use crate::weights::window::Windows;
 
@@ -86,9 +88,7 @@ pub(in crate::weights) struct Pact {
     /// The highest number of the other kind that this rank has begun.
     other: u32,
     pub state: State,
-    group: Group,
-    plan: Digest,
-    faults: Arc<dyn Faults>,
+    pub beside: Beside,
     ballot: Option<Ballot<Shared>>,
     /// The sessions as they were when it was shared over them.
     shared: Option<Mark>,
@@ -104,21 +104,13 @@ fn split(bytes: &[u8]) -> Option<(&[u8], u32)> {
 
 impl Pact {
     /// One that begins. `other` is the highest number of the other kind that this rank has begun.
-    pub fn new(
-        kinds: Kinds,
-        (number, other): (u32, u32),
-        plan: &Plan,
-        faults: &Arc<dyn Faults>,
-        user: Alive<()>,
-    ) -> Pact {
+    pub fn new(kinds: Kinds, (number, other): (u32, u32), beside: Beside, user: Alive<()>) -> Pact {
         Pact {
             kinds,
             number,
             other,
             state: State::Filling,
-            group: plan.group(),
-            plan: plan.digest(),
-            faults: Arc::clone(faults),
+            beside,
             ballot: None,
             shared: None,
             user: Some(user),
@@ -129,9 +121,14 @@ impl Pact {
         Error::new(kind, self.kinds.operation).at(what)
     }
 
+    fn group(&self) -> Group {
+        self.beside.plan.group()
+    }
+
     /// The other ranks of the group.
     fn others(&self) -> Vec<u32> {
-        (0..self.group.ranks).filter(|rank| *rank != self.group.rank).collect()
+        let group = self.group();
+        (0..group.ranks).filter(|rank| *rank != group.rank).collect()
     }
 
     /// A message.
@@ -179,8 +176,8 @@ impl Pact {
                 .hint("begin with the same arguments on all ranks"));
         }
         if let Some(descriptor) = descriptor {
-            let ranks = self.group.ranks;
-            let words = Words::adopt(descriptor, decision::words(ranks), &*self.faults)
+            let ranks = self.group().ranks;
+            let words = Words::adopt(descriptor, decision::words(ranks), &*self.beside.faults)
                 .map_err(|error| error.with("rank", rank))?;
             self.ballot = Some(Ballot::new(Shared(words), ranks));
         }
@@ -242,6 +239,38 @@ pub(in crate::weights) trait Agreed {
 
     /// Takes message `index` of another rank.
     fn take(&mut self, rank: u32, index: usize, bytes: &[u8], descriptor: Option<OwnedFd>) -> Result<()>;
+
+    /// Waits until all work on its memory has run.
+    fn settle(&mut self) -> Result<()> {
+        self.pact_mut().beside.settle()
+    }
+
+    /// Parks the addresses at which its memory was written and read.
+    fn park(&mut self) -> Result<()> {
+        self.pact_mut().beside.park()
+    }
+}
+
+impl<A: Agreed> Reads for A {
+    fn device(&self) -> &Arc<dyn Device> {
+        &self.pact().beside.device
+    }
+
+    fn plan(&self) -> &Plan {
+        &self.pact().beside.plan
+    }
+
+    fn uses(&mut self, stream: Stream) {
+        self.pact_mut().beside.uses(stream);
+    }
+
+    fn staged(&mut self) -> Result<(Arc<Map>, Slice)> {
+        self.pact_mut().beside.staged()
+    }
+
+    fn drain(&mut self, stream: Stream) -> Result<()> {
+        self.pact_mut().beside.drain(stream)
+    }
 }
 
 /// Its exchange, with the message that begins it.
@@ -270,9 +299,10 @@ impl<A: Agreed> Exchange<'_, A> {
     fn exchanged(&mut self, links: &mut Links, stream: Stream, at_most: Duration) -> Result<()> {
         self.0.prepare(links, stream)?;
         let pact = self.0.pact_mut();
-        if pact.group.rank == 0 {
-            let words = Words::new(decision::words(pact.group.ranks), &*pact.faults)?;
-            pact.ballot = Some(Ballot::new(Shared(words), pact.group.ranks));
+        let Group { rank, ranks, .. } = pact.group();
+        if rank == 0 {
+            let words = Words::new(decision::words(ranks), &*pact.beside.faults)?;
+            pact.ballot = Some(Ballot::new(Shared(words), ranks));
         }
         let others = pact.others();
         // What others said before is taken first.
@@ -295,8 +325,8 @@ impl<A: Agreed> Parts for Exchange<'_, A> {
         let (part, descriptor) = match index.checked_sub(1) {
             Some(index) => self.0.give(rank, index)?,
             None => {
-                let own = pact.ballot.as_ref().filter(|_| pact.group.rank == 0);
-                let words = own.map(|ballot| ballot.memory().0.export(&*pact.faults)).transpose()?;
+                let own = pact.ballot.as_ref().filter(|_| pact.group().rank == 0);
+                let words = own.map(|ballot| ballot.memory().0.export(&*pact.beside.faults)).transpose()?;
                 (self.begins(), words)
             }
         };
@@ -332,8 +362,10 @@ pub(in crate::weights) fn share(
         return Err(pact.error(Kind::InvalidState, "what was shared before, or is over"));
     }
     of.is_filled()?;
-    let (own, group) = (*links.own(), pact.group);
-    if (own.group, own.rank, own.ranks, own.plan) != (group.id, group.rank, group.ranks, pact.plan) {
+    let (own, group) = (*links.own(), pact.group());
+    if (own.group, own.rank, own.ranks, own.plan)
+        != (group.id, group.rank, group.ranks, pact.beside.plan.digest())
+    {
         return Err(pact
             .error(Kind::InvalidConfig, "sessions of another group or plan")
             .with("rank", own.rank));
@@ -373,7 +405,7 @@ impl Vote<'_> {
         // Before this rank is ready: no rank commits without it.
         let mut broken = self.unbroken().err();
         if broken.is_none() {
-            self.ballot.ready(self.pact.group.rank, border.step);
+            self.ballot.ready(self.pact.group().rank, border.step);
         }
         let pact = self.pact;
         let wrong = |kind, what| pact.error(kind, what);
@@ -431,7 +463,7 @@ impl Vote<'_> {
 
     /// Serves the sessions for a moment.
     fn served(&mut self) -> Result<()> {
-        os::wait(&[], PAUSE, &*self.pact.faults)?;
+        os::wait(&[], PAUSE, &*self.pact.beside.faults)?;
         self.unbroken()
     }
 }

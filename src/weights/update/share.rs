@@ -78,7 +78,7 @@ impl Update {
             return Err(refused(Kind::InvalidState, layer, "its new parts are not shared"));
         }
         let (plan, parts, digests) = (plan.clone(), renewed.others.clone(), renewed.digests.clone());
-        let (device, parked) = (Arc::clone(&self.device), self.parked);
+        let (device, parked) = (Arc::clone(&self.device), self.pact.beside.parked);
         for ((rank, part), said) in (0..).zip(parts).zip(digests) {
             let Some((part, reading)) = part.zip(self.reading) else { continue };
             let shown = parked.show(&*device, reading, part)?;

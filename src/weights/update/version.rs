@@ -1,19 +1,18 @@
 //! An update of weights: its memory, which is filled as the windows were, and its end.
 
-use super::pact::{Pact, State};
+use super::pact::{Agreed, Pact, State};
 use crate::device::{Device, Mapped, Slice, Stream};
 use crate::error::{Error, Kind, Result};
-use crate::os::{Faults, Map, Protection};
+use crate::os::Protection;
 use crate::peer::Digest;
 use crate::sync::Arc;
+use crate::weights::beside::Beside;
 use crate::weights::exchange::UPDATE;
 #[cfg(feature = "safetensors")]
 use crate::weights::files::{self, Files};
-use crate::weights::fill::{self, Fills, Reads};
+use crate::weights::fill::{self, Fills};
 use crate::weights::plan::{LayerPlan, Plan, Source};
 use crate::weights::spares::Parked;
-use crate::weights::staging::Staging;
-use crate::weights::taken::give_back;
 use crate::weights::window::{Stored, Windows, refused};
 
 /// A layer's new version.
@@ -33,16 +32,11 @@ pub(super) struct Renewed {
 #[derive(Debug)]
 pub struct Update {
     pub(super) device: Arc<dyn Device>,
-    pub(super) plan: Plan,
-    faults: Arc<dyn Faults>,
+    pub(super) plan: Arc<Plan>,
     pub(super) pact: Pact,
     /// By ordinal, ascending.
     pub(super) layers: Vec<Renewed>,
-    pub(super) parked: Parked,
     pub(super) reading: Option<Slice>,
-    staging: Staging,
-    /// Those with work on the new memory.
-    streams: Vec<Stream>,
 }
 
 impl Windows {
@@ -86,22 +80,14 @@ impl Windows {
                 .with("allowed", at_most)
                 .hint("allow more, or update fewer layers at a time"));
         }
+        let parked = self.spares.parked(&*self.device, grain)?;
+        let beside = Beside::new(self, parked);
         let mut update = Update {
             device: Arc::clone(&self.device),
-            plan: self.plan.clone(),
-            faults: Arc::clone(&self.faults),
-            pact: Pact::new(
-                UPDATE,
-                (version, self.spares.changes),
-                &self.plan,
-                &self.faults,
-                self.spares.lend(false),
-            ),
+            plan: Arc::clone(&beside.plan),
+            pact: Pact::new(UPDATE, (version, self.spares.changes), beside, self.spares.lend(false)),
             layers: Vec::new(),
-            parked: self.spares.parked(&*self.device, grain)?,
             reading: None,
-            staging: Staging::default(),
-            streams: Vec::new(),
         };
         // All memory before the first range; what was taken goes with the update where something is refused.
         for ordinal in ordinals {
@@ -164,7 +150,7 @@ impl Windows {
 
     /// Lets the update write its memory, and read the parts of others.
     fn lend(&mut self, update: &mut Update) -> Result<()> {
-        let (device, parked) = (Arc::clone(&self.device), update.parked);
+        let (device, parked) = (Arc::clone(&self.device), update.pact.beside.parked);
         for layer in &mut update.layers {
             let Some(memory) = layer.stored.memory else { continue };
             let Some(window) = self.windows.get_mut(layer.ordinal) else { continue };
@@ -175,6 +161,8 @@ impl Windows {
                     *window.spare.insert(made)
                 }
             };
+            // What is mapped in part is parked with the update.
+            update.pact.beside.lent.push(spare);
             device.remap(spare, &[memory])?;
             layer.stored.slice = Some(spare);
         }
@@ -197,30 +185,6 @@ impl Windows {
         // Also where no part of this rank's own has tried whether the device maps anything anew.
         parked.park(&*self.device, reading)?;
         Ok(Some(reading))
-    }
-}
-
-impl Reads for Update {
-    fn device(&self) -> &Arc<dyn Device> {
-        &self.device
-    }
-
-    fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
-    fn uses(&mut self, stream: Stream) {
-        if !self.streams.contains(&stream) {
-            self.streams.push(stream);
-        }
-    }
-
-    fn staged(&mut self) -> Result<(Arc<Map>, Slice)> {
-        self.staging.memory(&*self.device, self.plan.grain(), &*self.faults)
-    }
-
-    fn drain(&mut self, stream: Stream) -> Result<()> {
-        self.staging.drain(&*self.device, stream)
     }
 }
 
@@ -282,27 +246,6 @@ impl Update {
         })
     }
 
-    /// Waits until all work on the new memory has run.
-    pub(super) fn settle(&mut self) -> Result<()> {
-        while let Some(stream) = self.streams.last().copied() {
-            self.staging.drain(&*self.device, stream)?;
-            self.streams.pop();
-        }
-        Ok(())
-    }
-
-    /// Parks the addresses at which the new version was written. Before its memory is exported: a system that lets
-    /// others only read it would not map it again to be written, where something is refused.
-    pub(super) fn park(&mut self) -> Result<()> {
-        for layer in &mut self.layers {
-            if let Some(slice) = layer.stored.slice {
-                self.parked.park(&*self.device, slice)?;
-                layer.stored.slice = None;
-            }
-        }
-        Ok(())
-    }
-
     /// Whether the update is over: the ranks have decided at a border, or it was aborted. Otherwise nothing is decided,
     /// and [`Windows::commit`] may be called, also again.
     pub fn is_over(&self) -> bool {
@@ -312,8 +255,8 @@ impl Update {
     /// Ends the update: no rank takes the new version, unless all have committed already. Its memory is given back.
     /// Blocks until the copies into it have run. Nothing happens to an update that is over.
     ///
-    /// Where it cannot be known that they have run, the update keeps its memory and the windows stay busy: call it
-    /// again. They stay busy for good if it is dropped then.
+    /// Where it cannot be known that they have run, or the addresses at which they write cannot be parked, the update
+    /// keeps its memory and the windows stay busy: call it again. They stay busy for good if it is dropped then.
     ///
     /// # Errors
     /// Those of [`Device::synchronize`], [`Device::remap`] and [`Device::give_back`]; the memory stays with the device
@@ -322,19 +265,14 @@ impl Update {
         // The windows are free for another one when this is done.
         let user = self.pact.abort();
         // What work still writes is not given back, and no other update may write where this one does.
-        if let Err(error) = self.settle() {
+        if let Err(error) = self.settle().and_then(|()| self.park()) {
             self.pact.keep(user);
             return Err(error);
         }
-        let mut result = Ok(());
-        for Renewed { stored, others, .. } in std::mem::take(&mut self.layers) {
-            if let Some(slice) = stored.slice {
-                result = result.and(self.parked.park(&*self.device, slice));
-            }
-            let held: Vec<Mapped> = stored.memory.into_iter().chain(others.into_iter().flatten()).collect();
-            result = result.and(give_back(&*self.device, &held));
-        }
-        result
+        let layers = std::mem::take(&mut self.layers).into_iter();
+        let memory =
+            layers.flat_map(|it| it.stored.memory.into_iter().chain(it.others.into_iter().flatten()));
+        self.pact.beside.give_back(&memory.collect::<Vec<_>>())
     }
 }
 
