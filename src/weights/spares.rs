@@ -4,7 +4,8 @@
 //! are made once and used by all updates and changes of replicas, and between two of them they are *parked*: each
 //! granule of them maps one granule of memory, the same for all. That granule is all that updates leave behind. A
 //! parked range costs one mapping for each of its granules; on the host device, where the system allows 65,530 of them,
-//! plan large models in larger granules than the device's.
+//! plan large models in larger granules than the device's. Those of replicas have at most twice the granules of the
+//! largest change, and those that became too short, however many there were, have together fewer than that again.
 
 use std::sync::{Arc as Alive, Weak};
 
@@ -55,7 +56,7 @@ pub(super) struct Spares {
     /// Where the parts of other ranks are read, one at a time.
     pub reading: Option<Slice>,
     /// Where the segments that this rank gains are written, and where those that others gain of it are read. As long as
-    /// those of the largest change.
+    /// those of the largest change, or up to twice as long.
     gains: Option<Slice>,
     owned: Option<Slice>,
     /// The highest version that was begun, and the highest number of a change of replicas.
@@ -94,13 +95,14 @@ impl Spares {
         if self.parked.is_some() { 0 } else { grain }
     }
 
-    /// A range of so many bytes at which a change of replicas is written or read. A longer one than before is a new
-    /// one: a device keeps the old one, parked.
+    /// A range of so many bytes at which a change of replicas is written or read, of which no change needs more than
+    /// `most`. A device keeps a range that has become too short, parked. So a longer one has twice its length, if a
+    /// change can need that: all that became too short have together less than twice the length of the last of them.
     pub fn lent(
         &mut self,
         device: &dyn Device,
         parked: Parked,
-        bytes: u64,
+        (bytes, most): (u64, u64),
         protection: Protection,
     ) -> Result<Slice> {
         let kept = match protection {
@@ -109,7 +111,10 @@ impl Spares {
         };
         let range = match kept.filter(|range| range.bytes() >= bytes) {
             Some(range) => range,
-            None => *kept.insert(parked.range(device, bytes, protection)?),
+            None => {
+                let twice = kept.map_or(0, |short| short.bytes().saturating_mul(2));
+                *kept.insert(parked.range(device, twice.min(most).max(bytes), protection)?)
+            }
         };
         range.part(0, bytes)
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-use forebay::weights::{Border, Outcome, Replica, Update};
+use forebay::weights::{Border, Outcome, Place, Replica, Update};
 use forebay::{Error, Kind};
 
 use crate::naive::{Probe, Sources, backings, bytes, gains, holders, possible};
@@ -381,5 +381,38 @@ fn a_change_that_cannot_park_keeps_the_windows_busy_until_it_can() {
         next.share(&mut engine.links, engine.rank.stream, PATIENCE).unwrap();
         assert_eq!(commit(engine, &mut next), Ok(Outcome::Committed));
         engine.step().unwrap();
+    });
+}
+
+/// Sets that grow by one replica at a time leave fewer addresses behind than the last range has, on the rank that gains
+/// them and on their owner, and no range is longer than any change can need.
+#[test]
+fn a_change_that_needs_more_addresses_leaves_few_behind() {
+    named_group(2, |engine, faulty| {
+        let possible = possible(&engine.plan);
+        let (of_own, of_other): (Vec<Replica>, Vec<Replica>) =
+            possible.into_iter().partition(|one| one.rank == engine.own());
+        let sharded = engine.plan.layers().iter().filter(|layer| layer.place != Place::Resident);
+        let (mut owned, mut pages) = (0, 0);
+        for layer in sharded {
+            owned += layer.cut.part(engine.own()).count() as u64;
+            pages += layer.layout.pages();
+        }
+        // The granule of the first change is mapped by a range of its own.
+        drop(engine.ring.replicate(1, &[], u64::MAX).unwrap());
+        let mut number = 1;
+        for (all, most) in [(of_own, pages - owned), (of_other, owned)] {
+            let before = faulty.lengths().len();
+            for count in 1..=all.len() {
+                number += 1;
+                drop(engine.ring.replicate(number, &all[..count], u64::MAX).unwrap());
+            }
+            let needed: u64 = all.iter().map(|one| gains(&engine.plan, one)).sum();
+            let lengths = faulty.lengths();
+            let (last, left) = lengths[before..].split_last().unwrap();
+            assert!(left.len() >= 2, "{left:?}");
+            assert!(left.iter().sum::<u64>() < *last, "{left:?} before {last}");
+            assert!((needed..=most * grain()).contains(last), "{last}: {needed} of {most} pages");
+        }
     });
 }

@@ -203,6 +203,11 @@ impl Faulty {
         (ranges.len(), ranges.iter().map(|(_, pieces)| pieces.len()).sum())
     }
 
+    /// The bytes of each range, in the order in which they were made.
+    pub fn lengths(&self) -> Vec<u64> {
+        self.ranges.lock().unwrap().iter().map(|(range, _)| range.bytes()).collect()
+    }
+
     /// Backings that no range maps.
     pub fn unmapped(&self) -> usize {
         let ranges = self.ranges.lock().unwrap();

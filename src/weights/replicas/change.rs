@@ -14,7 +14,7 @@ use crate::sync::Arc;
 use crate::weights::beside::Beside;
 use crate::weights::exchange::{Part, REPLICAS};
 use crate::weights::fill::{self, Reads};
-use crate::weights::plan::{Plan, Source};
+use crate::weights::plan::{Place, Plan, Source};
 use crate::weights::update::pact::{self, Agreed, Pact, State};
 use crate::weights::window::{Windows, refused};
 
@@ -154,6 +154,18 @@ impl Windows {
         Ok(Gained { segment, memory, owned, slice: None, owner: None, holder: None })
     }
 
+    /// The most bytes that this rank can gain in a change, or that it can own of what others gain.
+    fn most(&self, gains: bool) -> u64 {
+        let own = self.plan.group().rank;
+        let sharded = self.plan.layers().iter().filter(|layer| layer.place != Place::Resident);
+        let pages = sharded.map(|layer| {
+            let part = layer.cut.part(own);
+            let owned = part.end - part.start;
+            if gains { layer.layout.pages() - owned } else { owned }
+        });
+        pages.sum::<u64>() * self.plan.grain()
+    }
+
     /// Maps what this rank gains where it is written and hashed, or what it owns of what others gain, which can only be
     /// read. Not behind the windows: a layer may be made resident meanwhile.
     fn lend_to(&mut self, change: &mut Replication, protection: Protection) -> Result<()> {
@@ -172,7 +184,12 @@ impl Windows {
         if pieces.is_empty() {
             return Ok(());
         }
-        let lent = self.spares.lent(&*self.device, change.pact.beside.parked, end, protection)?;
+        let lent = self.spares.lent(
+            &*self.device,
+            change.pact.beside.parked,
+            (end, self.most(gains)),
+            protection,
+        )?;
         for (gained, place) in change.gained.iter_mut().zip(places) {
             let Some((at, bytes)) = place else { continue };
             let (segment, to) = (gained.segment, lent.part(at, bytes)?);

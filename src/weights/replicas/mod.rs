@@ -29,8 +29,8 @@
 //! the new ones before the old ones are given back, hashes each once at its owner and once at its holder, and sends a
 //! message of each rank for each. A flip remaps each part of another rank that changes, once. On the host device a
 //! rank holds an open file for each replica of the group. A rank keeps addresses for the most bytes that it gained at a
-//! time, and for the most that it owned of what others gained, parked between changes ([`super::spares`]): a change
-//! that needs more makes a new range, and the device keeps the shorter one.
+//! time, and for the most that it owned of what others gained, parked between changes ([`super::spares`]), each of up
+//! to twice that length: a change that needs more makes a new range, and the device keeps the shorter one.
 //!
 //! **Not measured:** a copy of a pull can cross memory of several ranks' devices, which no machine with several GPUs
 //! has run yet. Nor has a captured pull whose source is mapped to memory of another device after the capture.
