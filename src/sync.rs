@@ -20,6 +20,7 @@
 //! 10. an event's counts
 //! 11. the clock device's state: a thread that holds it takes no other lock
 //! 12. the state of a watch: no thread holds it while it calls the watched device
+//! 13. what a dropped update of weights has left to its windows: a thread that holds it takes no other lock
 //!
 //! If the holder of a lock panicked, the next thread takes the lock anyway. The guarded data is plain data that
 //! `validate` can check, and a second panic would hide the first.

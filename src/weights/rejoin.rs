@@ -66,9 +66,7 @@ impl Windows {
         }
         // What such a layer maps may be of another version than its digest says.
         (0..self.windows.len()).try_for_each(|ordinal| self.usable(ordinal))?;
-        if self.spares.in_use_by_replicas() {
-            return Err(self.changing().with("rank", rank));
-        }
+        self.changes_nothing().map_err(|error| error.with("rank", rank))?;
         if !links.attach(rank) {
             let lost = links.lost().find(|(lost, _)| *lost == rank).map(|(_, error)| error.clone());
             return lost.map_or_else(|| wrong(Kind::InvalidState, "a rank that has not come back"), Err);

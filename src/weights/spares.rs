@@ -7,8 +7,7 @@
 //! plan large models in larger granules than the device's. Those of replicas have at most twice the granules of the
 //! largest change, and those that became too short, however many there were, have together fewer than that again.
 
-use std::sync::{Arc as Alive, Weak};
-
+use super::beside::User;
 use crate::device::{Device, Mapped, Slice};
 use crate::error::Result;
 use crate::os::Protection;
@@ -62,32 +61,34 @@ pub(super) struct Spares {
     /// The highest version that was begun, and the highest number of a change of replicas.
     pub begun: u32,
     pub changes: u32,
-    user: Weak<()>,
-    /// Whether the user is a change of replicas.
+    user: User,
+    /// Whether the last user is a change of replicas.
     replicates: bool,
 }
 
 impl Spares {
-    /// Whether an update or a change of replicas is there.
-    pub fn in_use(&self) -> bool {
-        self.user.strong_count() > 0
+    /// Whether no update and no change of replicas is there. Gives back first what a dropped one could not.
+    ///
+    /// # Errors
+    /// Those of [`Device::synchronize`], [`Device::remap`] and [`Device::give_back`], where it still cannot.
+    pub fn are_free(&self, device: &dyn Device) -> Result<bool> {
+        self.user.is_none(device, self.parked)
     }
 
-    /// Whether a change of replicas is there.
-    pub fn in_use_by_replicas(&self) -> bool {
-        self.in_use() && self.replicates
+    /// As [`Spares::are_free`], of changes of replicas alone.
+    pub fn replicate_nothing(&self, device: &dyn Device) -> Result<bool> {
+        if self.replicates { self.are_free(device) } else { Ok(true) }
     }
 
     /// Notes the user.
-    pub fn lend(&mut self, replicates: bool) -> Alive<()> {
-        let user = Alive::new(());
-        (self.user, self.replicates) = (Alive::downgrade(&user), replicates);
-        user
+    pub fn lend(&mut self, replicates: bool) -> User {
+        self.replicates = replicates;
+        self.user.clone()
     }
 
     /// Whether this is the user.
-    pub fn are_lent_to(&self, user: &Alive<()>) -> bool {
-        Weak::ptr_eq(&self.user, &Alive::downgrade(user))
+    pub fn are_lent_to(&self, user: &User) -> bool {
+        self.user.is(user)
     }
 
     /// Bytes of memory that a user needs beside its own.

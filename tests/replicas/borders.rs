@@ -416,3 +416,47 @@ fn a_change_that_needs_more_addresses_leaves_few_behind() {
         }
     });
 }
+
+/// Each refused call of a drop: the windows do what is left before the next change or update, or before what has to find
+/// none, and hold then what they held. While it is refused still, a change or an update says so.
+#[test]
+fn what_a_dropped_change_could_not_give_back_is_given_back_by_the_next() {
+    group(&counted(2), |engine, faulty| {
+        let (wanted, other) = ([replica(1, 1, 0), replica(4, 1, 1)], 1 - engine.own());
+        drop(engine.ring.replicate(1, &[], u64::MAX).unwrap());
+        let (start, mut calls) = (faulty.backings(), BTreeSet::new());
+        for (number, passing) in (2..).zip(0..) {
+            let mut change = engine.ring.replicate(number, &wanted, u64::MAX).unwrap();
+            change.advance(u64::MAX, engine.stream()).unwrap();
+            faulty.aim(Some(passing));
+            drop(change);
+            let Some(call) = faulty.aim(None) else { break };
+            calls.insert(call);
+            // Memory that is not taken back stays with the device.
+            if call == "give_back" {
+                break;
+            }
+            let kind = |result: forebay::Result<()>| result.unwrap_err().kind();
+            // It is refused once more.
+            faulty.aim(Some(0));
+            let again = engine.ring.replicate(100, &wanted, u64::MAX).map(drop);
+            assert!(faulty.aim(None).is_some());
+            faulty.aim(Some(0));
+            let updated = engine.ring.update(100, &[3], u64::MAX).map(drop);
+            assert_eq!((kind(again), kind(updated)), (Kind::OutOfMemory, Kind::OutOfMemory));
+            assert!(faulty.aim(None).is_some());
+            match passing % 3 {
+                0 => drop(engine.ring.update(number, &[3], u64::MAX).unwrap()),
+                1 => engine.ring.drop_replicas().unwrap(),
+                _ => assert_eq!(
+                    kind(engine.ring.reattach(other, &mut engine.links, PATIENCE)),
+                    Kind::InvalidState
+                ),
+            }
+            assert_eq!((faulty.backings(), faulty.unmapped()), (start, 0), "{call}");
+        }
+        assert_eq!(calls, ["event", "give_back", "record", "remap", "synchronize"].into());
+        assert_eq!(changed(engine, 50, &wanted), Ok(Outcome::Committed));
+        engine.step().unwrap();
+    });
+}

@@ -1,6 +1,7 @@
 //! Updates in one process, on host devices that count what they hold: committed, aborted and begun again, of all layers
 //! and of some, within a bound of memory; and what is refused.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
@@ -282,5 +283,47 @@ fn an_update_that_cannot_wait_for_its_copies_keeps_the_windows_busy() {
         assert_eq!(faulty.backings(), start);
         drop(update);
         assert_eq!(engine.updates(3, &[0]), Ok(Outcome::Committed));
+    });
+}
+
+/// Each refused call of a drop: the windows do what is left before the next update or change of replicas begins, and
+/// hold then what they held. While it is refused still, these say so.
+#[test]
+fn what_a_dropped_update_could_not_give_back_is_given_back_by_the_next() {
+    group(&counted(2), |engine, faulty| {
+        let all = engine.layers();
+        drop(engine.ring.update(1, &all, u64::MAX).unwrap());
+        let (start, mut calls) = (faulty.backings(), BTreeSet::new());
+        for (version, passing) in (2..).zip(0..) {
+            let update = engine.filled(version, &all).unwrap();
+            faulty.aim(Some(passing));
+            drop(update);
+            let Some(call) = faulty.aim(None) else { break };
+            calls.insert(call);
+            // Memory that is not taken back stays with the device.
+            if call == "give_back" {
+                break;
+            }
+            // It is refused once more.
+            faulty.aim(Some(0));
+            let again = engine.ring.update(100, &all, u64::MAX).map(drop);
+            assert!(faulty.aim(None).is_some());
+            faulty.aim(Some(0));
+            let replicated = engine.ring.replicate(100, &[], u64::MAX).map(drop);
+            assert!(faulty.aim(None).is_some());
+            for refused in [again, replicated] {
+                assert_eq!(refused.unwrap_err().kind(), Kind::OutOfMemory, "{call}");
+            }
+            drop(engine.ring.replicate(version, &[], u64::MAX).unwrap());
+            assert_eq!((faulty.backings(), faulty.unmapped()), (start, 0), "{call}");
+            engine.step().unwrap();
+        }
+        assert_eq!(calls, ["event", "give_back", "record", "remap", "synchronize"].into());
+        let mut update = engine.filled(50, &all).unwrap();
+        engine.share(&mut update).unwrap();
+        // The ranks had different numbers of calls to be refused, and so of steps.
+        let border = Border { step: 50, ..engine.border() };
+        assert_eq!(engine.commit(&mut update, &all, border), Ok(Outcome::Committed));
+        engine.step().unwrap();
     });
 }

@@ -75,7 +75,8 @@ impl Windows {
     /// beginning only, and for weights that come from the host; [`Kind::InvalidState`] before the parts were shared;
     /// [`Kind::Busy`] while an update or another change is there; [`Kind::OutOfRange`] for a layer, range or rank that
     /// is not there, and for a number that is not above all that were begun; [`Kind::InvalidConfig`] for a replica that
-    /// is named twice, or of which no whole granule is another rank's; the error of a layer that cannot be used.
+    /// is named twice, or of which no whole granule is another rank's; the error of a layer that cannot be used; those
+    /// of [`Replication::abort`], of one that was dropped before it could give its memory back.
     pub fn replicate(&mut self, number: u32, wanted: &[Replica], at_most: u64) -> Result<Replication> {
         let after = self.replicable(number, wanted)?;
         let (grain, own) = (self.plan.grain(), self.plan.group().rank);
@@ -91,12 +92,11 @@ impl Windows {
                 .with("allowed", at_most)
                 .hint("allow more, or move fewer replicas at a time"));
         }
-        let parked = self.spares.parked(&*self.device, grain)?;
-        let beside = Beside::new(self, parked);
+        let beside = Beside::new(self, true)?;
         let mut change = Replication {
             device: Arc::clone(&self.device),
             plan: Arc::clone(&beside.plan),
-            pact: Pact::new(REPLICAS, (number, self.spares.begun), beside, self.spares.lend(true)),
+            pact: Pact::new(REPLICAS, (number, self.spares.begun), beside),
             before,
             after,
             gained: Vec::new(),
@@ -121,7 +121,7 @@ impl Windows {
         if !self.shared {
             return wrong(Kind::InvalidState, "parts that were not shared");
         }
-        if self.spares.in_use() {
+        if !self.spares.are_free(&*self.device)? {
             return wrong(Kind::Busy, "an update, or another change of replicas, of these windows");
         }
         if number <= self.spares.changes {
@@ -202,7 +202,7 @@ impl Windows {
             }
         }
         // What is mapped in part is parked with the change.
-        change.pact.beside.lent.push(lent);
+        change.pact.beside.lent(lent);
         self.device.remap(lent, &pieces)
     }
 }
@@ -304,30 +304,24 @@ impl Replication {
     /// the copies into it have run. Nothing happens to a change that is over.
     ///
     /// Where it cannot be known that they have run, or the addresses at which they write cannot be parked, the change
-    /// keeps its memory and the windows stay busy: call it again. They stay busy for good if it is dropped then.
+    /// keeps its memory and the windows stay busy: call it again. If it is dropped then, the next [`Windows::update`],
+    /// [`Windows::replicate`] or other call that needs the change to be over does what is left, or returns why it
+    /// cannot.
     ///
     /// # Errors
     /// Those of [`Device::synchronize`], [`Device::remap`] and [`Device::give_back`]; the memory stays with the device
     /// then.
     pub fn abort(&mut self) -> Result<()> {
-        let user = self.pact.abort();
+        self.pact.abort();
         self.left.clear();
-        // What work still writes is not given back, and no other change may write where this one does.
-        if let Err(error) = self.settle().and_then(|()| self.park()) {
-            self.pact.keep(user);
-            return Err(error);
-        }
-        let memory: Vec<Mapped> =
-            std::mem::take(&mut self.gained).iter().filter_map(|it| it.memory).collect();
-        self.pact.beside.give_back(&memory)
+        self.pact.beside.end(std::mem::take(&mut self.gained).into_iter().filter_map(|it| it.memory))
     }
 }
 
 impl Drop for Replication {
     fn drop(&mut self) {
-        // What is refused stays with the device; no caller is there to be told.
+        // No caller is there to be told. What is left goes to the windows with what is beside them.
         let _ = self.abort();
-        self.pact.stay_in_use();
     }
 }
 

@@ -78,7 +78,7 @@ impl Windows {
             }));
         }
         let gone: Vec<Mapped> = gone.into_iter().map(|held| held.memory).collect();
-        result.and(give_back(&*self.device, &gone))
+        result.and(give_back(&*self.device, &gone)).and(change.pact.beside.end([]))
     }
 
     /// An error of a layer, with the layer.
@@ -131,9 +131,7 @@ impl Windows {
     /// parts are not all mapped anew keeps its replicas; where a device has failed, every later call for it returns
     /// that error. Those of [`crate::device::Device::give_back`]; memory stays with the device then.
     pub fn drop_replicas(&mut self) -> Result<()> {
-        if self.spares.in_use_by_replicas() {
-            return Err(self.changing());
-        }
+        self.changes_nothing()?;
         let parts = self.replicated();
         let held = std::mem::take(&mut self.replicas);
         let (mut result, mut kept) = (Ok(()), Vec::new());
@@ -157,18 +155,20 @@ impl Windows {
         result
     }
 
-    pub(in crate::weights) fn changing(&self) -> Error {
-        Error::new(Kind::Busy, REPLICAS.operation)
+    /// Checks that no change of the replicas is there.
+    pub(in crate::weights) fn changes_nothing(&self) -> Result<()> {
+        if self.spares.replicate_nothing(&*self.device)? {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Busy, REPLICAS.operation)
             .at("a change of replicas of these windows")
-            .hint("drop or commit it first")
+            .hint("drop or commit it first"))
     }
 
     /// Reads from holders and owners that are not `lost`, where there are such. On this rank alone. No work that is
     /// enqueued or runs may use a window.
     pub(in crate::weights) fn reroute(&mut self, lost: &[u32]) -> Result<()> {
-        if self.spares.in_use_by_replicas() {
-            return Err(self.changing());
-        }
+        self.changes_nothing()?;
         for (ordinal, owner) in self.replicated() {
             let shown = self.usable(ordinal).and_then(|()| self.show_part(ordinal, owner, lost));
             shown.map_err(|error| self.refused_part(ordinal, error))?;

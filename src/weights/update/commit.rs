@@ -75,7 +75,7 @@ impl Windows {
             result = result.and(flipped);
         }
         self.note_contents(&contents);
-        result
+        result.and(update.pact.beside.end([]))
     }
 
     /// Maps a layer's new parts at the addresses of the old ones. A layer that was made resident is pulled, because its

@@ -12,7 +12,6 @@
 
 use std::cmp::Ordering;
 use std::os::fd::OwnedFd;
-use std::sync::Arc as Alive;
 use std::time::{Duration, Instant};
 
 use super::decision::{self, Ballot, Decision, Look};
@@ -92,8 +91,6 @@ pub(in crate::weights) struct Pact {
     ballot: Option<Ballot<Shared>>,
     /// The sessions as they were when it was shared over them.
     shared: Option<Mark>,
-    /// The windows know by it that this is there. None when it is over.
-    user: Option<Alive<()>>,
 }
 
 /// A message as its part and its number.
@@ -104,17 +101,8 @@ fn split(bytes: &[u8]) -> Option<(&[u8], u32)> {
 
 impl Pact {
     /// One that begins. `other` is the highest number of the other kind that this rank has begun.
-    pub fn new(kinds: Kinds, (number, other): (u32, u32), beside: Beside, user: Alive<()>) -> Pact {
-        Pact {
-            kinds,
-            number,
-            other,
-            state: State::Filling,
-            beside,
-            ballot: None,
-            shared: None,
-            user: Some(user),
-        }
+    pub fn new(kinds: Kinds, (number, other): (u32, u32), beside: Beside) -> Pact {
+        Pact { kinds, number, other, state: State::Filling, beside, ballot: None, shared: None }
     }
 
     pub fn error(&self, kind: Kind, what: &'static str) -> Error {
@@ -184,14 +172,12 @@ impl Pact {
         Ok(())
     }
 
-    /// Ends it: no rank takes it, unless all have committed already. Returns what tells the windows that it is there,
-    /// which goes when the memory has been given back.
-    pub fn abort(&mut self) -> Option<Alive<()>> {
+    /// Ends it: no rank takes it, unless all have committed already.
+    pub fn abort(&mut self) {
         self.state = State::Over;
         if let Some(ballot) = self.ballot.take() {
             ballot.abort();
         }
-        self.user.take()
     }
 
     /// Whether it was taken, or never will be.
@@ -199,20 +185,9 @@ impl Pact {
         self.state == State::Over
     }
 
-    /// Takes back what [`Pact::abort`] returned.
-    pub fn keep(&mut self, user: Option<Alive<()>>) {
-        self.user = user;
-    }
-
-    /// Lets the windows stay in use for good, where [`Pact::keep`] has taken back what tells them so.
-    pub fn stay_in_use(&mut self) {
-        std::mem::forget(self.user.take());
-    }
-
     /// Ends it after all ranks have committed.
     pub fn committed(&mut self) {
-        self.state = State::Over;
-        (self.ballot, self.user) = (None, None);
+        (self.state, self.ballot) = (State::Over, None);
     }
 }
 
@@ -486,7 +461,7 @@ impl Windows {
         if !links.made(shared) {
             return wrong("other sessions than it was shared over");
         }
-        if !pact.user.as_ref().is_some_and(|user| self.spares.are_lent_to(user)) {
+        if !pact.beside.is_of(self) {
             return wrong("what was begun by other windows");
         }
         if self.device.is_capturing(border.stream)? {

@@ -81,11 +81,12 @@ impl Update {
         let (device, parked) = (Arc::clone(&self.device), self.pact.beside.parked);
         for ((rank, part), said) in (0..).zip(parts).zip(digests) {
             let Some((part, reading)) = part.zip(self.reading) else { continue };
+            self.pact.beside.lent(reading);
             let shown = parked.show(&*device, reading, part)?;
             let found = fill::digest(self, &plan, &plan.cut.part(rank), Some(shown), stream);
             // The memory must not be shown any longer when it is given back.
             self.settle()?;
-            parked.park(&*device, reading)?;
+            self.park()?;
             if said != Some(found?) {
                 return Err(refused(Kind::Corrupt, layer, "another rank's new part is not what it filled")
                     .with("rank", rank)

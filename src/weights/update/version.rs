@@ -1,6 +1,6 @@
 //! An update of weights: its memory, which is filled as the windows were, and its end.
 
-use super::pact::{Agreed, Pact, State};
+use super::pact::{Pact, State};
 use crate::device::{Device, Mapped, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::os::Protection;
@@ -64,7 +64,8 @@ impl Windows {
     /// holds what it held before. [`Kind::Unsupported`] where the device maps nothing anew, and for weights that come
     /// from the host; [`Kind::InvalidState`] before the parts were shared; [`Kind::Busy`] while another update is
     /// there; [`Kind::InvalidConfig`] for no layers, or one twice; [`Kind::OutOfRange`] for a layer that is not
-    /// shardable, and for a version that is not above all that were begun; the error of a layer that cannot be used.
+    /// shardable, and for a version that is not above all that were begun; the error of a layer that cannot be used;
+    /// those of [`Update::abort`], of one that was dropped before it could give its memory back.
     pub fn update(&mut self, version: u32, layers: &[usize], at_most: u64) -> Result<Update> {
         let ordinals = self.updatable(version, layers)?;
         let grain = self.plan.grain();
@@ -80,12 +81,11 @@ impl Windows {
                 .with("allowed", at_most)
                 .hint("allow more, or update fewer layers at a time"));
         }
-        let parked = self.spares.parked(&*self.device, grain)?;
-        let beside = Beside::new(self, parked);
+        let beside = Beside::new(self, false)?;
         let mut update = Update {
             device: Arc::clone(&self.device),
             plan: Arc::clone(&beside.plan),
-            pact: Pact::new(UPDATE, (version, self.spares.changes), beside, self.spares.lend(false)),
+            pact: Pact::new(UPDATE, (version, self.spares.changes), beside),
             layers: Vec::new(),
             reading: None,
         };
@@ -107,7 +107,7 @@ impl Windows {
         if !self.shared {
             return wrong(Kind::InvalidState, "parts that were not shared");
         }
-        if self.spares.in_use() {
+        if !self.spares.are_free(&*self.device)? {
             return wrong(Kind::Busy, "another update, or a change of replicas, of these windows");
         }
         if version <= self.spares.begun {
@@ -162,7 +162,7 @@ impl Windows {
                 }
             };
             // What is mapped in part is parked with the update.
-            update.pact.beside.lent.push(spare);
+            update.pact.beside.lent(spare);
             device.remap(spare, &[memory])?;
             layer.stored.slice = Some(spare);
         }
@@ -256,30 +256,24 @@ impl Update {
     /// Blocks until the copies into it have run. Nothing happens to an update that is over.
     ///
     /// Where it cannot be known that they have run, or the addresses at which they write cannot be parked, the update
-    /// keeps its memory and the windows stay busy: call it again. They stay busy for good if it is dropped then.
+    /// keeps its memory and the windows stay busy: call it again. If it is dropped then, the next [`Windows::update`]
+    /// or [`Windows::replicate`] does what is left, or returns why it cannot.
     ///
     /// # Errors
     /// Those of [`Device::synchronize`], [`Device::remap`] and [`Device::give_back`]; the memory stays with the device
     /// then.
     pub fn abort(&mut self) -> Result<()> {
-        // The windows are free for another one when this is done.
-        let user = self.pact.abort();
-        // What work still writes is not given back, and no other update may write where this one does.
-        if let Err(error) = self.settle().and_then(|()| self.park()) {
-            self.pact.keep(user);
-            return Err(error);
-        }
+        self.pact.abort();
         let layers = std::mem::take(&mut self.layers).into_iter();
         let memory =
             layers.flat_map(|it| it.stored.memory.into_iter().chain(it.others.into_iter().flatten()));
-        self.pact.beside.give_back(&memory.collect::<Vec<_>>())
+        self.pact.beside.end(memory)
     }
 }
 
 impl Drop for Update {
     fn drop(&mut self) {
-        // What is refused stays with the device; no caller is there to be told.
+        // No caller is there to be told. What is left goes to the windows with what is beside them.
         let _ = self.abort();
-        self.pact.stay_in_use();
     }
 }
