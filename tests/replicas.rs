@@ -19,6 +19,8 @@ mod naive;
 mod order;
 #[path = "replicas/refusals.rs"]
 mod refusals;
+#[path = "replicas/returns.rs"]
+mod returns;
 #[path = "support/windows.rs"]
 mod windows;
 #[path = "replicas/world.rs"]

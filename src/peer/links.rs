@@ -279,6 +279,11 @@ impl Links {
         self.returned.first().copied()
     }
 
+    /// The ranks that are lost, and those that have come back and were not given what others have.
+    pub(crate) fn absent(&self) -> Vec<u32> {
+        self.lost.keys().chain(&self.returned).copied().collect()
+    }
+
     /// Notes what this rank and the others hold from now on. Ranks that come back have to hold the same. Those at the
     /// door were told otherwise: their meeting fails, and they call it again.
     pub(crate) fn renew(&mut self, content: impl Fn(u32) -> Digest) {

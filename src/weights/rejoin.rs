@@ -10,7 +10,10 @@
 //! in the new memory is that rank's word, as at the start; [`Windows::verify`] reads it.
 //!
 //! **Replicas** ([`super::replicas`]) are dropped when all parts are there: the new process holds none, and knows of
-//! none. Until then other parts are read as before, also around ranks that ended.
+//! none. Until then other parts are read as before, also around ranks that ended. While another rank is lost, or not
+//! attached again, only those go that the rank held or owned: the others may be what is left of that rank's parts. No
+//! change is shared before it is attached, and with the last rank the last replicas go. So each rank that has
+//! outlived one that ended begins the next change without any.
 //!
 //! **The other side** calls [`Windows::share`], or this as well if it was only stopped. The messages are the same.
 //!
@@ -32,10 +35,11 @@ impl Windows {
     /// Gives this rank's parts to `rank`, which has come back ([`Links::readmit`]), takes its parts, and maps them
     /// where those of its last process were. Blocks for at most `at_most`. All addresses stay, also those that
     /// captured pulls hold. [`Links::event`] must not be called between the two: it would return the rank's first
-    /// part. No pull that reads the rank's parts may be enqueued or run, and none at all where there are replicas, all
-    /// of which are dropped at the end ([`Windows::drop_replicas`]). Several ranks that came back are taken one
-    /// after another, the lowest first, so that ranks that wait for each other wait in one order. Under
-    /// [`Source::Host`] nothing is shared, and nothing happens.
+    /// part. No pull that reads the rank's parts may be enqueued or run, and none at all where there are replicas. At
+    /// the end they are dropped, all of them once no other rank is lost or waits to be attached
+    /// ([`Windows::drop_replicas`]), before that those that the rank held and those of its parts. Several ranks that
+    /// came back are taken one after another, the lowest first, so that ranks that wait for each other wait in one
+    /// order. Under [`Source::Host`] nothing is shared, and nothing happens.
     ///
     /// # Errors
     /// As [`Windows::share`], and those of [`crate::device::Device::remap`] with rank and layer; [`Kind::Corrupt`] for
@@ -72,7 +76,8 @@ impl Windows {
             return lost.map_or_else(|| wrong(Kind::InvalidState, "a rank that has not come back"), Err);
         }
         // What kept this rank alive stays until the other one is there.
-        let attached = self.exchange(links, &[rank], digests, at_most).and_then(|()| self.drop_replicas());
+        let attached = self.exchange(links, &[rank], digests, at_most);
+        let attached = attached.and_then(|()| self.drop_replicas_of(rank, &links.absent()));
         links.put_back();
         attached.map_err(|error| links.lose(rank, error))
     }

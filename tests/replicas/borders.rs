@@ -417,8 +417,8 @@ fn a_change_that_needs_more_addresses_leaves_few_behind() {
     });
 }
 
-/// Each refused call of a drop: the windows do what is left before the next change or update, or before what has to find
-/// none, and hold then what they held. While it is refused still, a change or an update says so.
+/// Each refused call of a drop: the windows do what is left before the next change or update, or before a call that has
+/// to find none, and hold then what they held. While it is refused still, a change or an update says so.
 #[test]
 fn what_a_dropped_change_could_not_give_back_is_given_back_by_the_next() {
     group(&counted(2), |engine, faulty| {

@@ -52,11 +52,14 @@ pub fn bytes(plan: &Plan, set: &BTreeSet<Replica>, rank: u32) -> u64 {
     set.iter().filter(|one| one.rank == rank).map(|one| gains(plan, one)).sum()
 }
 
+/// The ranks that own pages of a replica.
+pub fn owners(plan: &Plan, replica: &Replica) -> BTreeSet<u32> {
+    pages(plan, replica).into_iter().map(|(_, owner)| owner).collect()
+}
+
 /// Backings that each rank holds for all replicas: one for each owner of each.
 pub fn backings(plan: &Plan, set: &BTreeSet<Replica>) -> usize {
-    let owners =
-        |one: &Replica| pages(plan, one).into_iter().map(|(_, owner)| owner).collect::<BTreeSet<_>>();
-    set.iter().map(|one| owners(one).len()).sum()
+    set.iter().map(|one| owners(plan, one).len()).sum()
 }
 
 /// The ranks that have a page of a sharded layer.

@@ -1,7 +1,7 @@
 //! The border at which all ranks have the new replicas or none has, and what is mapped anew then, or without others.
 
 use super::change::Replication;
-use super::set::{self, Held};
+use super::set::{self, Held, Segment};
 use crate::device::Mapped;
 use crate::error::{Error, Kind, Result};
 use crate::peer::Links;
@@ -10,6 +10,15 @@ use crate::weights::taken::give_back;
 use crate::weights::update::pact::State;
 use crate::weights::update::{Border, Outcome};
 use crate::weights::window::Windows;
+
+/// The parts that segments are of.
+fn parts(of: &[Held]) -> Vec<(usize, u32)> {
+    let mut parts: Vec<(usize, u32)> =
+        of.iter().map(|held| (held.segment.ordinal, held.segment.owner)).collect();
+    parts.sort_unstable();
+    parts.dedup();
+    parts
+}
 
 impl Windows {
     /// Takes a change of the replicas, at a border at which all ranks do, or at which none does: then the old ones
@@ -111,15 +120,6 @@ impl Windows {
         Ok(())
     }
 
-    /// The parts of others that have replicas.
-    fn replicated(&self) -> Vec<(usize, u32)> {
-        let mut parts: Vec<(usize, u32)> =
-            self.replicas.iter().map(|held| (held.segment.ordinal, held.segment.owner)).collect();
-        parts.sort_unstable();
-        parts.dedup();
-        parts
-    }
-
     /// Maps the memory of owners again, on this rank alone, and gives back all replicas: its own, and what it imported.
     /// For ranks of which one has replicas that another has not, and for a group that needs the memory. No work that is
     /// enqueued or runs may use a window. The others go on reading what this rank held, and its device has the memory
@@ -132,16 +132,30 @@ impl Windows {
     /// that error. Those of [`crate::device::Device::give_back`]; memory stays with the device then.
     pub fn drop_replicas(&mut self) -> Result<()> {
         self.changes_nothing()?;
-        let parts = self.replicated();
-        let held = std::mem::take(&mut self.replicas);
+        self.drop_some(|_| true, &[])
+    }
+
+    /// Drops replicas when `rank` was attached again, whose new process has none: all of them, or, while other ranks
+    /// are `missing`, what the old one held and what there is of its parts. Others may be what is left of the parts of
+    /// a missing rank.
+    pub(in crate::weights) fn drop_replicas_of(&mut self, rank: u32, missing: &[u32]) -> Result<()> {
+        let is_of = |segment: Segment| [segment.owner, segment.holder].contains(&rank);
+        self.drop_some(|segment| missing.is_empty() || is_of(segment), missing)
+    }
+
+    /// Gives back replicas, where the other sources of their parts can be mapped, without ranks that are `lost`.
+    fn drop_some(&mut self, goes: impl Fn(Segment) -> bool, lost: &[u32]) -> Result<()> {
+        let (gone, stay): (Vec<Held>, Vec<Held>) =
+            self.replicas.drain(..).partition(|held| goes(held.segment));
+        self.replicas = stay;
         let (mut result, mut kept) = (Ok(()), Vec::new());
-        for of_layer in parts.chunk_by(|one, next| one.0 == next.0) {
+        for of_layer in parts(&gone).chunk_by(|one, next| one.0 == next.0) {
             let shown = of_layer.iter().try_for_each(|(ordinal, owner)| {
                 self.usable(*ordinal)
-                    .and_then(|()| self.show_part(*ordinal, *owner, &[]))
+                    .and_then(|()| self.show_part(*ordinal, *owner, lost))
                     .map_err(|error| self.refused_part(*ordinal, error))
             });
-            let own = of_layer.first().map_or(&[][..], |part| set::of_layer(&held, part.0)).iter().copied();
+            let own = of_layer.first().map_or(&[][..], |part| set::of_layer(&gone, part.0)).iter().copied();
             let dropped = match shown {
                 Ok(()) => give_back(&*self.device, &own.map(|held| held.memory).collect::<Vec<_>>()),
                 Err(error) => {
@@ -151,7 +165,8 @@ impl Windows {
             };
             result = result.and(dropped);
         }
-        self.replicas = kept;
+        self.replicas.extend(kept);
+        self.replicas.sort_unstable_by_key(|held| held.segment);
         result
     }
 
@@ -169,7 +184,7 @@ impl Windows {
     /// enqueued or runs may use a window.
     pub(in crate::weights) fn reroute(&mut self, lost: &[u32]) -> Result<()> {
         self.changes_nothing()?;
-        for (ordinal, owner) in self.replicated() {
+        for (ordinal, owner) in parts(&self.replicas) {
             let shown = self.usable(ordinal).and_then(|()| self.show_part(ordinal, owner, lost));
             shown.map_err(|error| self.refused_part(ordinal, error))?;
         }

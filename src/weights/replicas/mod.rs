@@ -21,9 +21,10 @@
 //! update.
 //!
 //! **A new version** of a layer drops the layer's replicas on all ranks: they have the old bytes. **A rank that comes
-//! back** has none, so each rank that attaches it again drops all replicas then ([`super::Windows::reattach`]). Either
-//! way the engine makes them anew. A rank can also drop them on its own ([`super::Ring::drop_replicas`]), or read
-//! around ranks that ended ([`super::Ring::reroute`]), because neither changes a byte.
+//! back** has none, so each rank that attaches it again drops all replicas then ([`super::Windows::reattach`]); while
+//! another rank is missing, only those that the returned one held or owned. Either way the engine makes them anew. A
+//! rank can also drop them on its own ([`super::Ring::drop_replicas`]), or read around ranks that ended
+//! ([`super::Ring::reroute`]), because neither changes a byte.
 //!
 //! **Costs.** A replica takes as many bytes as its tensor has whole granules that its rank does not own. A change takes
 //! the new ones before the old ones are given back, hashes each once at its owner and once at its holder, and sends a

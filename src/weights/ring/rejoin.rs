@@ -9,7 +9,7 @@ use crate::weights::window::Windows;
 
 impl Ring<Windows> {
     /// As [`Windows::reattach`], between steps, when all steps have run that pull from the rank. Waits for the pulls
-    /// that were enqueued, launched ones too. All replicas are dropped. From then on the rank counts as ended no longer
+    /// that were enqueued, launched ones too. Replicas are dropped. From then on the rank counts as ended no longer
     /// ([`Ring::lost`]).
     ///
     /// # Errors
