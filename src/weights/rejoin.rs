@@ -39,7 +39,7 @@ impl Windows {
     /// the end they are dropped, all of them once no other rank is lost or waits to be attached
     /// ([`Windows::drop_replicas`]), before that those that the rank held and those of its parts. Several ranks that
     /// came back are taken one after another, the lowest first, so that ranks that wait for each other wait in one
-    /// order. Under [`Source::Host`] nothing is shared, and nothing happens.
+    /// order. Under [`Source::Host`] nothing is shared: the rank counts as there again, and nothing else happens.
     ///
     /// # Errors
     /// As [`Windows::share`], and those of [`crate::device::Device::remap`] with rank and layer; [`Kind::Corrupt`] for
@@ -59,21 +59,23 @@ impl Windows {
         let Some((digests, content)) = self.content.clone().filter(|_| self.shared) else {
             return wrong(Kind::InvalidState, "weights whose parts were not shared");
         };
-        if self.plan.source() == Source::Host {
-            links.attach(rank);
-            return Ok(());
-        }
+        let shares = self.plan.source() != Source::Host;
         let own = links.own();
         if (own.group, own.rank, own.plan, own.content) != (group.id, group.rank, self.plan.digest(), content)
         {
             return wrong(Kind::InvalidConfig, "sessions that began with another hello");
         }
-        // What such a layer maps may be of another version than its digest says.
-        (0..self.windows.len()).try_for_each(|ordinal| self.usable(ordinal))?;
-        self.changes_nothing().map_err(|error| error.with("rank", rank))?;
+        if shares {
+            // What such a layer maps may be of another version than its digest says.
+            (0..self.windows.len()).try_for_each(|ordinal| self.usable(ordinal))?;
+            self.changes_nothing().map_err(|error| error.with("rank", rank))?;
+        }
         if !links.attach(rank) {
             let lost = links.lost().find(|(lost, _)| *lost == rank).map(|(_, error)| error.clone());
             return lost.map_or_else(|| wrong(Kind::InvalidState, "a rank that has not come back"), Err);
+        }
+        if !shares {
+            return Ok(());
         }
         // What kept this rank alive stays until the other one is there.
         let attached = self.exchange(links, &[rank], digests, at_most);

@@ -14,7 +14,7 @@ use forebay::device::Device;
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::os::Faults;
 use forebay::peer::{Event, Hello, Link, Links};
-use forebay::weights::{Group, Plan, Pulls, Ring, RingOptions};
+use forebay::weights::{Group, Plan, Pulls, Ring, RingOptions, Sharding, Source};
 use forebay::{Error, Kind, Result};
 
 use crate::faulty::Faulty;
@@ -534,4 +534,41 @@ fn a_ring_goes_on_with_a_rank_that_has_come_back() {
     let error = ring.reattach(1, &mut links, PATIENCE).unwrap_err();
     assert_eq!(error.kind(), Kind::PeerLost);
     assert_eq!(step(&mut ring).unwrap_err().kind(), Kind::PeerLost);
+}
+
+/// Ranks that pull from their hosts share nothing, and yet only one that has come back is there again.
+#[test]
+fn only_a_rank_that_came_back_is_attached_where_nothing_is_shared() {
+    let (folder, met) = (Folder::new(), Barrier::new(2));
+    let start = |own: u32| {
+        let sharding = Sharding { source: Source::Host, ..sharding(grain()) };
+        let group = Group { id: 5, rank: own, ranks: 2 };
+        let plan = Plan::new(&layers(&[vec![5 * grain()], vec![grain()]]), group, &sharding).unwrap();
+        let mut rank = Rank::new(&devices(1)[0], plan, Pulls::default(), &no_faults()).unwrap();
+        rank.fill().unwrap();
+        let links = rank.share(&folder.0, patient(), &no_faults()).unwrap();
+        (rank, links)
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let first = start(1);
+            met.wait();
+            drop(first);
+            met.wait();
+            let _second = start(1);
+            met.wait();
+        });
+        let (mut rank, mut links) = start(0);
+        let kind = |result: Result<()>| result.unwrap_err().kind();
+        assert_eq!(kind(rank.windows.reattach(1, &mut links, PATIENCE)), Kind::InvalidState, "never lost");
+        met.wait();
+        let lost = ended(&mut links);
+        assert_eq!(rank.windows.reattach(1, &mut links, PATIENCE), Err(lost));
+        met.wait();
+        assert_eq!(links.readmit(PATIENCE), Ok(Some(1)));
+        rank.windows.reattach(1, &mut links, PATIENCE).unwrap();
+        assert_eq!(kind(rank.windows.reattach(1, &mut links, PATIENCE)), Kind::InvalidState, "attached");
+        pull_all(&rank);
+        met.wait();
+    });
 }
