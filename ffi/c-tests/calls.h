@@ -106,6 +106,7 @@ TRY(stream_return) { return UNUSED, fb_stream_return(handle, NULL); }
 TRY(stream_wait) { return UNUSED, fb_stream_wait(handle, NULL); }
 TRY(stream_order) { return UNUSED, fb_stream_order(handle, NULL, NULL); }
 TRY(stream_call) { return fb_stream_call(handle, NULL, P(1, calls_work), w->out.bytes); }
+TRY(stream_mark) { return fb_stream_mark(handle, NULL, P(1, (uint32_t *)w->out.bytes)); }
 TRY(device_allocate) { return fb_device_allocate(handle, 64, P(1, &w->out.pointer)); }
 
 TRY(preset) { return UNUSED, fb_preset(P(1, "glm-5"), NULL, 0, P(2, FILL(cache_config))); }
@@ -496,6 +497,7 @@ static const call CALLS[] = {
     CALL(device_create, NO_HANDLE, 2), CALL(stream_create, DEVICE, 1), CALL(stream_borrow, DEVICE, 0),
     CALL(stream_return, DEVICE, 0), CALL(stream_wait, DEVICE, 0), CALL(stream_order, DEVICE, 0),
     CALL(stream_call, DEVICE, 1),
+    CALL(stream_mark, DEVICE, 1),
     CALL(device_allocate, DEVICE, 1), CALL(device_destroy, DEVICE, 0), CALL(preset, NO_HANDLE, 2),
     CALL(footprint, NO_HANDLE, 2), CALL(cache_create, DEVICE, 2), CALL(cache_stats, CACHE, 1),
     CALL(cache_info, CACHE, 1), CALL(cache_fallback, CACHE, 0), CALL(cache_reap, CACHE, 0),

@@ -49,6 +49,10 @@ static void streams_of(uint32_t kind) {
     OK(device, fb_stream_call(device, NULL, add, &sum));
     OK(device, fb_stream_wait(device, NULL));
     CHECK(sum == 11111);
+    uint32_t mark = 0;
+    OK(device, fb_stream_mark(device, second, &mark));
+    OK(device, fb_stream_wait(device, second));
+    CHECK(mark == 1);
     IS(FB_OUT_OF_RANGE, fb_stream_call(device, &sum, add, &sum));
     IS(FB_OUT_OF_RANGE, fb_stream_wait(device, &sum));
     CHECK(sum == 11111);

@@ -1492,6 +1492,17 @@ fb_status fb_stream_call(const struct fb_device *device,
                          fb_work work,
                          void *data);
 
+// Writes 1 to `*mark` in the stream's order, on a thread of the device; on FB_DEVICE_HOST inside this call. It runs no
+// code of the caller and takes no lock of his, so a thread that waits for the stream may hold any: that is how a
+// program with an interpreter's lock sees that enqueued work has run, where the work of fb_stream_call would wait for
+// the lock. The write is a release; read `*mark` with acquire. If the device fails first, nothing is written.
+//
+// Requires:
+// `mark` is a word, read by atomic operations alone, until it was written or the device is destroyed.
+fb_status fb_stream_mark(const struct fb_device *device,
+                         void *stream,
+                         uint32_t *mark);
+
 // Allocates zeroed device memory that lives as long as the device, for an engine without an allocator of its own.
 //
 // Requires:

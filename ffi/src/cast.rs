@@ -9,6 +9,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::AtomicU32;
 
 use forebay::device::{Device, Slice, Stream};
 use forebay::{Error, Kind, Result};
@@ -82,6 +83,16 @@ impl<T> Out<'_, T> {
         // SAFETY: memory for a `T` during the lifetime, by the contract of `out`.
         unsafe { self.0.write(value) };
     }
+}
+
+/// A word that other threads write and read.
+///
+/// # Safety
+/// `pointer` is null, or names a word that is used by atomic operations alone during `'a`.
+pub(crate) unsafe fn word<'a>(pointer: *mut u32, name: &'static str) -> Result<&'a AtomicU32> {
+    checked(pointer, name)?;
+    // SAFETY: not null, aligned; the rest is the caller's contract.
+    Ok(unsafe { AtomicU32::from_ptr(pointer) })
 }
 
 /// The same for a result that the caller may decline with a null.

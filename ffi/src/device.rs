@@ -440,6 +440,28 @@ pub unsafe extern "C" fn fb_stream_call(
     })
 }
 
+/// Writes 1 to `*mark` in the stream's order, on a thread of the device; on FB_DEVICE_HOST inside this call. It runs no
+/// code of the caller and takes no lock of his, so a thread that waits for the stream may hold any: that is how a
+/// program with an interpreter's lock sees that enqueued work has run, where the work of fb_stream_call would wait for
+/// the lock. The write is a release; read `*mark` with acquire. If the device fails first, nothing is written.
+///
+/// # Safety
+/// `mark` is a word, read by atomic operations alone, until it was written or the device is destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_stream_mark(
+    device: *const FbDevice,
+    stream: *mut c_void,
+    mark: *mut u32,
+) -> FbStatus {
+    // SAFETY: this call's contract, also for the write, which is atomic.
+    unsafe {
+        read(device, |device| {
+            let mark = cast::word(mark, "mark")?;
+            device.device.call(cast::stream(stream), Arc::new(move || mark.store(1, Ordering::Release)))
+        })
+    }
+}
+
 /// Allocates zeroed device memory that lives as long as the device, for an engine without an allocator of its own.
 ///
 /// # Safety

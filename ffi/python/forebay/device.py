@@ -11,7 +11,6 @@ end without waiting, a later creation, `wait` or `close` of any cache or device 
 from __future__ import annotations
 
 import atexit
-import functools
 import itertools
 import math
 import os
@@ -44,6 +43,8 @@ alive: dict[Any, None] = {}
 # The device object among the users of its handle.
 _OBJECT = "the device object"
 _left: deque[Any] = deque()
+# Of what is lent, a copy looks at so many for what has run: a stream that is behind makes no copy slow.
+_LOOKED_AT = 64
 # Not empty: the interpreter is ending, and no callback may begin.
 ending: list[bool] = []
 
@@ -91,9 +92,10 @@ class DeviceHandle:
         self.failed: dict[int, list[BaseException]] = {}
         self.call = _caller(self.calls, self.failed)
         self.keys = itertools.count(1)
-        # What copies outside of steps read, and the keys of those of them that have run.
-        self.lent: dict[int, object] = {}
-        self.copied: deque[int] = deque()
+        # What copies outside of steps read, each with the word in which the library says that its copy has run; and
+        # those of which it will say nothing.
+        self.lent: dict[int, tuple[object, Any]] = {}
+        self.kept: list[tuple[object, Any]] = []
         # Whether a thread of the device may be running Python code.
         self.called = False
         # Whether the device object is one of its users. The interpreter's end does not wait for that user.
@@ -135,12 +137,13 @@ class DeviceHandle:
             give_up(self)
 
     def end(self, wait: bool) -> bool:
-        """Ends the handle after the enqueued work; returns whether it has ended. While a Python call is enqueued, it
-        does so only if `wait`.
+        """Ends the handle after the enqueued work; returns whether it has ended. While a Python call is enqueued, or a
+        copy of what was lent, it does so only if `wait`.
         """
         if self not in alive:
             return True
-        if self.calls and not wait:
+        self.release()
+        if (self.calls or self.lent) and not wait:
             return False
         if self.pointer == NULL:
             # The creation failed.
@@ -156,6 +159,10 @@ class DeviceHandle:
         self.failed.clear()
         if status not in (0, lib.FB_CLOSED):
             warnings.warn(f"a device could not be ended: {status_text(status)}", ResourceWarning, stacklevel=2)
+        elif status == 0:
+            # All copies have run. In a forked child the parent's may not have.
+            self.lent.clear()
+            self.kept.clear()
         return True
 
     def enqueue(self, work: Callable[[], object], on: Any) -> int:
@@ -177,44 +184,52 @@ class DeviceHandle:
         """Makes a call that enqueues a copy of `owner`'s memory on a stream, and keeps `owner` until the copy has run.
         Returns the call's status.
 
-        A note behind the copy says that it has run. The note is made on a thread of the device, where nothing may be
-        released: the end of a tensor may call CUDA. So a later call releases it. The note takes the interpreter's lock:
-        `forebay.weights` says what must not wait for its stream.
+        Behind the copy the library marks a word that it has run. That runs no Python code, so nothing waits for the
+        interpreter's lock on the stream, and code that holds the lock may wait for the stream. A later call releases
+        what was marked: never a thread of the device, for the end of a tensor may call CUDA.
         """
         if not self.later:
             return copy()
-        self.release()
-        key = next(self.keys)
-        self.lent[key] = owner
+        self.release(_LOOKED_AT)
+        key, mark = next(self.keys), ffi.new("uint32_t *")
+        self.lent[key] = (owner, mark)
         status = copy()
         if status in NOT_LET_IN:
             self.lent.pop(key, None)
         else:
-            # Part of a refused copy may have been enqueued. If the device refuses the note, it keeps `owner`.
-            self.enqueue(functools.partial(self.copied.append, key), on)
+            # Part of a refused copy may have been enqueued. If the device refuses the mark, it keeps `owner`.
+            lib.fb_stream_mark(self.pointer, on, mark)
         return status
 
-    def release(self) -> None:
-        """Releases what copies have read."""
-        for _ in range(len(self.copied)):
-            try:
-                self.lent.pop(self.copied.popleft(), None)
-            except IndexError:
-                # Another thread has released it.
-                return
+    def release(self, most: int | None = None) -> None:
+        """Releases what copies have read: of all that is lent, or of the `most` that were lent first."""
+        # The numbers are copied at once: another thread may lend and release meanwhile.
+        for key in list(itertools.islice(self.lent, most)):
+            lent = self.lent.get(key)
+            if lent is not None and lent[1][0]:
+                self.lent.pop(key, None)
 
     def wait(self) -> None:
         """Waits for its streams. A call that is noted before and after was never enqueued: an exception came between.
-        Its note would keep the device from its end.
+        Its note would keep the device from its end. The same is true of what is lent, but a thread that is about to
+        copy may be before its copy: so that is kept until the device has ended.
         """
-        noted = list(self.calls)
+        noted, lent = list(self.calls), list(self.lent)
         failed = [lib.fb_stream_wait(self.pointer, stream) for stream in self.streams.copy().values()]
-        for key in noted if not any(failed) else ():
+        self.release()
+        if any(failed):
+            return
+        for key in noted:
             self.calls.pop(key, None)
+        for key in lent:
+            left = self.lent.get(key)
+            if left is not None:
+                self.kept.append(left)
+                self.lent.pop(key, None)
 
     def at_exit(self) -> None:
         """Lets Python calls finish while the interpreter exists; a device with views stays."""
-        if self.called:
+        if self.called or self.lent:
             self.wait()
         if len(self._users) <= self.owned:
             self.end(wait=True)
@@ -389,7 +404,8 @@ class Device:
 
     def call(self, work: Callable[[], object], stream: Any = None) -> None:
         """Enqueues a call of `work`, without arguments, on a thread of the device. It must not call into CUDA or into a
-        cache. The next `wait` for that stream raises its exception.
+        cache. It needs the interpreter's lock, so code that holds the lock must not wait for the stream before it has
+        run: `wait` and torch's waits release it. The next `wait` for that stream raises its exception.
 
         Raises:
             InvalidArgument: `work` is not callable.
@@ -434,13 +450,13 @@ class Device:
         return 0
 
     def close(self) -> None:
-        """Ends the device for new caches; idempotent. Waits for the work of `call`. Its memory, including that of
-        closed caches, is freed with the last cache and the last view.
+        """Ends the device for new caches; idempotent. Waits for the work of `call` and the copies of `fill`. Its
+        memory, including that of closed caches, is freed with the last cache and the last view.
 
         An exception of a `call` that no `wait` has raised becomes a RuntimeWarning.
         """
         if self._closer.alive:
-            if self._handle.called:
+            if self._handle.called or self._handle.lent:
                 self._handle.wait()
             self._handle.disown()
             self._closer.detach()

@@ -14,8 +14,8 @@ same order:
 | a refused join was repeated, and that has ended | the record releases it |
 | the sequence of a refused join was closed, and the cache has reaped it | the record releases it |
 
-A copy of weights belongs to no step. The device has its source (`DeviceHandle.lend`), and a note behind the copy, on
-the copy's own stream, says that it has run.
+A copy of weights belongs to no step. The device has its source (`DeviceHandle.lend`), and a word that the library
+marks behind the copy, on the copy's own stream, says that it has run.
 
 An object that a call makes in C has its place before the call too (`_library.cell`): a returned handle is ended with
 its owner, whether or not the owner's caller has seen it.

@@ -12,10 +12,10 @@ while its layer is resident. Its address never changes. A view of it keeps the d
 also when the weights are closed: it then shows what was there last, or what later pulls of that buffer wrote.
 
 Copies of `fill` run later on a device that works later. The package keeps the tensor until then, whatever happens to
-the weights (`forebay.keep`): behind the copy, on its stream, it enqueues a Python call. So code that holds the
-interpreter's lock must not wait for that stream before the call has run: the call needs the lock, and both would wait
-for ever. `Device.wait`, `meet`, `share` and torch's own waits release it. And no stream that is being captured is
-filled on: the call would become a node of the graph.
+the weights (`forebay.keep`): behind the copy, on its stream, the library marks a word. That needs no lock of the
+interpreter, so code that holds it may wait for the stream. The tensor is released by the next call of `fill`,
+`Device.wait`, `meet`, `Update.share` or `close`. No stream that is being captured is filled on: copy and mark would
+become nodes of the graph, and the tensor is gone when it is launched again.
 """
 
 from __future__ import annotations
@@ -170,9 +170,8 @@ class Weights(WithReplicas):
             layer, name: the tensor.
             tensor: its bytes, in any shape and dtype, C-contiguous, on the device or in host memory. Nothing may change
                 them until the copy has run; until then they are kept.
-            stream: see the device; not one that is being captured, and none that code waits for while it holds the
-                interpreter's lock (see the module). `meet` waits for one stream alone: fill on that one, or order it
-                behind the others (`Device.order`).
+            stream: see the device; not one that is being captured (see the module). `meet` waits for one stream alone:
+                fill on that one, or order it behind the others (`Device.order`).
 
         Raises:
             InvalidArgument: something else than such a tensor.

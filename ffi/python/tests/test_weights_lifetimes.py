@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any, Callable, Iterator
 import pytest
 
 import forebay
-from conftest import ROOT
+from conftest import ROOT, skip
 from ranks import LAYERS, NAME, WAIT, Rank, content, group
 from test_lifetimes import run
 from test_ownership import Gate
@@ -81,7 +82,7 @@ def test_a_tensor_lives_until_its_copy_has_run_and_no_longer(
     links.close()
     # Never on a thread of the device, where the end of a tensor might call CUDA.
     assert ended == [threading.get_ident()] * 6
-    assert not rank.device._handle.lent and not rank.device._handle.copied
+    assert not rank.device._handle.lent and not rank.device._handle.kept
 
 
 def test_a_tensor_that_was_refused_at_the_door_is_released(later: tuple[Rank, Callable[[], Gate]]) -> None:
@@ -151,6 +152,66 @@ def test_an_update_fills_from_tensors_that_it_keeps(tmp_path: Path) -> None:
         assert rank.weights.commit(update, rank.links, 1, WAIT)
     assert rank.reads(2, 1)
     rank.close()
+
+
+# A stream that is held by a C function, which needs no lock of the interpreter, and a fill behind it.
+HELD = """
+import ctypes, weakref
+from ranks import NAME, Rank, content
+device = {device}
+rank = Rank(0, 1, device)
+given.extend([device._handle.pointer, rank.weights._pointer])
+sleep = ffi.cast("void (*)(void *)", ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value)
+stream = device.stream_of(None)
+assert lib.fb_stream_call(device._handle.pointer, stream, sleep, ffi.cast("void *", 300_000)) == 0
+tensor = content(0)
+rank.weights.fill(0, NAME, tensor)
+tensor = weakref.ref(tensor)
+gc.collect()
+assert tensor() is not None
+"""
+HOST = "forebay.HostDevice(threads=True)"
+STANDIN = "forebay.CudaDevice(0, library=os.environ['FOREBAY_STANDIN_LIBRARY'])"
+
+
+@pytest.mark.parametrize("device", [HOST, STANDIN])
+def test_code_that_holds_the_interpreters_lock_may_wait_for_a_fill(device: str) -> None:
+    if device == STANDIN and not os.environ.get("FOREBAY_STANDIN_LIBRARY"):
+        skip("code_that_holds_the_lock_may_wait_for_a_fill", "FOREBAY_STANDIN_LIBRARY names no stand-in driver")
+    run(HELD.format(device=device) + """
+locked = ctypes.PyDLL(os.path.join(os.path.dirname(forebay.__file__), "libforebay.so"))
+locked.fb_stream_wait.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+waited = [int(ffi.cast("uintptr_t", at)) for at in (device._handle.pointer, stream)]
+assert locked.fb_stream_wait(*waited) == 0
+# The copy has run, and no thread of the device has released its tensor.
+assert tensor() is not None
+device._handle.release()
+assert tensor() is None and not device._handle.called
+rank.close()
+assert ended()
+print("done")
+""")
+
+
+def test_the_collector_waits_for_no_fill() -> None:
+    run(HELD.format(device=HOST) + """
+del rank, device
+gc.collect()
+assert tensor() is not None and not ended()
+settle()
+assert tensor() is None and ended()
+print("done")
+""")
+
+
+def test_a_device_that_closes_has_released_what_was_lent() -> None:
+    run(HELD.format(device=HOST) + """
+rank.weights.close()
+assert tensor() is not None
+device.close()
+assert tensor() is None and ended()
+print("done")
+""")
 
 
 @pytest.mark.parametrize("order", ["012", "210", "102", "021"])

@@ -237,6 +237,12 @@ fn work_on_the_inline_device_runs_in_its_call() {
         assert_eq!(fb_stream_call(device, unknown, Some(count), data), FbOutOfRange);
         assert_eq!(fb_stream_wait(device, unknown), FbOutOfRange);
         assert_eq!(fb_stream_call(device, null_mut(), None, data), FbInvalidConfig);
+        let mut mark = 0;
+        assert_eq!(fb_stream_mark(device, unknown, &raw mut mark), FbOutOfRange);
+        assert_eq!(fb_stream_mark(device, null_mut(), null_mut()), FbInvalidConfig);
+        assert_eq!(mark, 0);
+        assert_eq!(fb_stream_mark(device, stream, &raw mut mark), FbOk);
+        assert_eq!(mark, 1);
         assert_eq!(fb_stream_create(device, null_mut()), FbInvalidConfig);
         assert_eq!(fb_stream_borrow(device, stream), FbUnsupported);
         assert_eq!(fb_stream_return(device, stream), FbUnsupported);
@@ -269,5 +275,30 @@ fn a_stream_with_its_own_thread_is_waited_for() {
         assert_eq!(fb_stream_call(device, other, Some(count), calls), FbOk);
         assert_eq!(fb_device_destroy(device), FbOk);
         assert_eq!(data.1.load(Ordering::Relaxed), 3);
+    }
+}
+
+#[test]
+fn a_mark_is_written_behind_the_work_before_it() {
+    let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, ..sized() });
+    let (open, gate) = mpsc::channel();
+    let data = (gate, AtomicU32::new(0));
+    let held = (&raw const data).cast_mut().cast();
+    let marks = [const { AtomicU32::new(0) }; 2];
+    let mut other = null_mut();
+    // SAFETY: gate and marks outlive the device.
+    unsafe {
+        assert_eq!(fb_stream_create(device, &raw mut other), FbOk);
+        assert_eq!(fb_stream_call(device, null_mut(), Some(wait), held), FbOk);
+        for (mark, stream) in marks.iter().zip([null_mut(), other]) {
+            assert_eq!(fb_stream_mark(device, stream, mark.as_ptr()), FbOk);
+        }
+        assert_eq!(fb_stream_wait(device, other), FbOk);
+        // The control: on the other stream nothing is before it.
+        assert_eq!(marks.each_ref().map(|mark| mark.load(Ordering::Acquire)), [0, 1]);
+        open.send(()).unwrap();
+        assert_eq!(fb_stream_wait(device, null_mut()), FbOk);
+        assert_eq!(marks.each_ref().map(|mark| mark.load(Ordering::Acquire)), [1, 1]);
+        assert_eq!(fb_device_destroy(device), FbOk);
     }
 }
