@@ -2794,10 +2794,11 @@ fb_status fb_update_verify(struct fb_update *update, uint32_t layer, void *strea
 // Errors are texts of `weights`. With an error, too, `outcome` is written. FB_UPDATE_OPEN: nothing was decided in this
 // call, and it may be called again. So it is with FB_BUSY while a step is open or if `stream` is being captured, with
 // FB_INVALID_STATE for an update that was not shared, is over, or is of other weights or sessions, and with every
-// error of handles, streams and the device before the decision. FB_UPDATE_FAILED: the ranks have decided. A layer
-// whose new memory cannot be mapped returns the error from then on (fb_weights_layer), no step begins, and this
-// process is ended and started again with the new weights; so it is with FB_CORRUPT. If every layer of the update has
-// its version (fb_layer_weights), only old memory could not be given back, and steps go on.
+// error of handles, streams and the device before the decision. FB_INTERNAL is the exception: a panic behind the
+// decision leaves FB_UPDATE_OPEN too, and the weights can only be destroyed. FB_UPDATE_FAILED: the ranks have decided.
+// A layer whose new memory cannot be mapped returns the error from then on (fb_weights_layer), no step begins, and
+// this process is ended and started again with the new weights; so it is with FB_CORRUPT. If every layer of the update
+// has its version (fb_layer_weights), only old memory could not be given back, and steps go on.
 //
 // Requires:
 // No work that is enqueued or runs uses a window, except on `stream`. `outcome` has room for the result; `reason` is

@@ -40,7 +40,7 @@ class Update(Handled):
     Attributes:
         version: its version.
         failed: whether the last `Weights.commit` raised after the ranks had decided. After an error without it nothing
-            was decided, and the commit may be repeated.
+            was decided, and the commit may be repeated; but not after Internal.
     """
 
     failed: bool = False

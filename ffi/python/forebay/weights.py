@@ -581,7 +581,8 @@ class Weights(WithReplicas):
             Any other error: `update.failed` tells whether the ranks have decided. If not, the call may be repeated. If
                 so, a layer whose new memory cannot be mapped raises the error from then on (`layer`), no step begins,
                 and this process is ended and started again with the new weights. If every layer of the update has its
-                version, only old memory could not be given back, and steps go on.
+                version, only old memory could not be given back, and steps go on. After Internal `update.failed` tells
+                nothing, and the weights can only be closed.
         """
         if not isinstance(update, Update):
             raise InvalidArgument("update", type(update).__name__, "an Update")

@@ -1,6 +1,9 @@
 //! Tests of shared weights by C's calls: two ranks, as threads, which meet in a folder. What a window has to show is
 //! computed here, byte by byte, from layer, tensor and version.
 
+#[cfg(feature = "cuda")]
+mod captured;
+mod decided;
 mod refused;
 mod replicas;
 
