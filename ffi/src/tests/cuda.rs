@@ -3,9 +3,12 @@
 use std::ffi::CString;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use forebay::Layer;
 use forebay_standin::{Driver, Options, Resources};
 
 use super::*;
+use crate::cast;
+use crate::handle::change;
 
 #[path = "../../../tests/support/skip.rs"]
 mod skip;
@@ -206,4 +209,47 @@ fn a_lost_device_ends_tickets_and_can_be_destroyed() {
         assert_eq!(fb_device_destroy(device), FbOk);
     }
     drop(engine);
+}
+
+/// A stream of the engine's that was returned between a prefetch and the step's end holds no work to wait for.
+#[test]
+fn a_step_ends_although_the_stream_of_its_prefetches_was_returned() {
+    let Some((device, engine)) = set_up(Options::default()) else { return };
+    let side = engine.stream();
+    let cache = make_cache(device, &declared());
+    let sequence = fill(cache, 100, 10);
+    let (selection, slots) = (allocate(device, 16), allocate(device, 16));
+    assert!(engine.driver.write(selection.addr() as u64, &[0xff; 16]), "nothing is selected");
+    let row = FbBatchRow { sequence, accepted: 0, query_rows: 1 };
+    let config = FbStepConfig { rows: &raw const row, row_count: 1, query_rows: 1, ..sized() };
+    let (mut compute, mut step) = (null_mut(), 0);
+    // SAFETY: all pointers are valid and as long as stated; buffers are the device's.
+    unsafe {
+        assert_eq!(fb_stream_create(device, &raw mut compute), FbOk);
+        assert_eq!(fb_stream_borrow(device, side), FbOk, "{}", text_of(device));
+        assert_eq!(fb_join(cache, sequence, null(), compute, null_mut()), FbOk, "{}", text_of(cache));
+        assert_eq!(fb_prepare(cache, &raw const config, compute, &raw mut step), FbOk, "{}", text_of(cache));
+        for layer in 0..LAYERS {
+            let status = fb_layer(cache, step, layer, selection.cast(), slots.cast(), compute);
+            assert_eq!(status, FbOk, "{}", text_of(cache));
+            assert_eq!(fb_scatter(cache, step, layer, compute), FbOk);
+        }
+        let prefetched = change(cache, |cache| {
+            let keys = cache.cache.index_keys(Layer(0))?;
+            let (place, streams) = (cache.place(step)?, [compute, side].map(cast::stream));
+            cache.cache.prefetch(&cache.steps.open[place], &[keys], 1 << 40, streams[0], streams[1])
+        });
+        assert_eq!(prefetched, FbOk, "{}", text_of(cache));
+        assert_eq!(fb_stream_return(device, side), FbOk, "{}", text_of(device));
+        // The control: the device refuses the stream, also in an order.
+        assert_eq!(fb_stream_order(device, side, compute), FbOutOfRange);
+        assert_eq!(fb_finish(cache, step, compute), FbOk, "{}", text_of(cache));
+        assert_eq!(fb_stream_wait(device, compute), FbOk);
+        assert_eq!(fb_retire(cache, &raw mut step, compute, null_mut()), FbOk, "{}", text_of(cache));
+        assert_eq!(fb_close(cache, sequence, compute), FbOk);
+        assert_eq!(fb_stream_wait(device, compute), FbOk);
+        assert_eq!(fb_cache_reap(cache, compute, null_mut()), FbOk);
+    }
+    destroy(cache, device);
+    assert_eq!(engine.end(), Resources::default());
 }

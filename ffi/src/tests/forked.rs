@@ -1,5 +1,13 @@
 //! Tests of a process that forks inside a callback and continues in the child.
 
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Stream};
+use forebay::weights::{Pull, Ring, RingOptions, Wrap};
+
 use super::*;
 use crate::choice::FB_OVERLAP_NONE;
 use crate::overlap::*;
@@ -132,4 +140,71 @@ fn a_child_forked_inside_a_streams_work_gets_an_error() {
     assert_eq!((ended, state), (FbOk, 0));
     // SAFETY: no call is running.
     assert_eq!(unsafe { fb_device_destroy(device) }, FbOk);
+}
+
+/// Two layers that take turns in one buffer. Counts the pulls.
+struct Turns(AtomicU32);
+
+impl Pull for Turns {
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    fn layers(&self) -> usize {
+        2
+    }
+
+    fn buffer(&self, _layer: usize) -> Option<usize> {
+        Some(0)
+    }
+
+    fn copies(&self, _layer: usize) -> forebay::Result<usize> {
+        Ok(1)
+    }
+
+    fn pull_some(&self, _layer: usize, _stream: Stream, _copies: Range<usize>) -> forebay::Result<()> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn is_whole(&self, _layer: usize) -> bool {
+        false
+    }
+
+    fn reads(&self, _layer: usize, _rank: u32) -> bool {
+        false
+    }
+}
+
+/// Launches a step; its callback forks if it is told to. Returns the pulls behind the callback, in the parent.
+fn pulls_behind_a_launch(forks: bool) -> u32 {
+    let device: Arc<dyn Device> = HostDevice::new(HostOptions::default());
+    let turns = Turns(AtomicU32::new(0));
+    let options =
+        RingOptions { draft_layers: 0, micro_batches: 1, parts: 1, wrap: Wrap::Behind, prefetch: None };
+    let mut ring = Ring::new(&device, &turns, options).unwrap();
+    let stream = device.stream().unwrap();
+    let (mut state, mut before, parent) = (0, 0, std::process::id());
+    let result = ring.launch(stream, || {
+        before = turns.0.load(Ordering::Relaxed);
+        if forks {
+            // SAFETY: room for the state. The child leaves by `_exit` behind the launch.
+            unsafe { fork_and_return((&raw mut state).cast()) };
+        }
+        Ok(())
+    });
+    let pulls = turns.0.load(Ordering::Relaxed) - before;
+    if std::process::id() != parent {
+        let is_silent = pulls == 0 && result.is_err_and(|error| error.kind() == forebay::Kind::Closed);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(!is_silent)) };
+    }
+    assert_eq!((result, state), (Ok(()), 0), "the parent's result, and whether the child was silent");
+    pulls
+}
+
+/// The child has no device: there the launch enqueues nothing behind its callback. The parent pulls.
+#[test]
+fn a_launch_enqueues_nothing_behind_it_in_a_forked_child() {
+    assert_eq!([false, true].map(pulls_behind_a_launch), [1, 1]);
 }
