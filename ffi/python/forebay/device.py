@@ -88,7 +88,7 @@ class DeviceHandle:
         self.later = later
         self.streams: dict[int, Any] = {0: NULL}
         # Calls that are enqueued or running, their exceptions by stream, and the C function that runs them.
-        self.calls: dict[int, tuple[Callable[[], object], int]] = {}
+        self.calls: dict[int, _Call] = {}
         self.failed: dict[int, list[BaseException]] = {}
         self.call = _caller(self.calls, self.failed)
         self.keys = itertools.count(1)
@@ -166,10 +166,14 @@ class DeviceHandle:
         return True
 
     def enqueue(self, work: Callable[[], object], on: Any) -> int:
-        """Enqueues a call of `work` on a stream of the C interface. Returns the status."""
-        key = next(self.keys)
+        """Enqueues a call of `work` on a stream of the C interface. Returns the status.
+
+        Raises:
+            Closed: the device is being closed, and `work` will not run.
+        """
+        key, call = next(self.keys), _Call(work, _address_of(on))
         self.called = True
-        self.calls[key] = (work, _address_of(on))
+        self.calls[key] = call
         try:
             status = int(lib.fb_stream_call(self.pointer, on, self.call, ffi.cast("void *", key)))
         finally:
@@ -178,6 +182,8 @@ class DeviceHandle:
                 self.calls.pop(key, None)
         if status:
             self.calls.pop(key, None)
+        elif not call.decide(_RUNS):
+            raise Closed("device: it was closed")
         return status
 
     def lend(self, owner: object, copy: Callable[[], int], on: Any) -> int:
@@ -211,8 +217,8 @@ class DeviceHandle:
 
     def wait(self) -> None:
         """Waits for its streams. A call that is noted before and after was never enqueued: an exception came between.
-        Its note would keep the device from its end. The same is true of what is lent, but a thread that is about to
-        copy may be before its copy: so that is kept until the device has ended.
+        Its note would keep the device from its end. Or a thread is about to enqueue it, which then raises Closed. The
+        same is true of what is lent, but no copy can be called back: that is kept until the device has ended.
         """
         noted, lent = list(self.calls), list(self.lent)
         failed = [lib.fb_stream_wait(self.pointer, stream) for stream in self.streams.copy().values()]
@@ -220,7 +226,9 @@ class DeviceHandle:
         if any(failed):
             return
         for key in noted:
-            self.calls.pop(key, None)
+            call = self.calls.get(key)
+            if call is not None and call.decide(_DROPPED):
+                self.calls.pop(key, None)
         for key in lent:
             left = self.lent.get(key)
             if left is not None:
@@ -409,6 +417,7 @@ class Device:
 
         Raises:
             InvalidArgument: `work` is not callable.
+            Closed, Busy: another thread closes the device. `work` does not run.
             DeviceFailed: the device has failed.
         """
         if not callable(work):
@@ -659,17 +668,41 @@ def _address_of(stream: Any) -> int:
     return int(ffi.cast("uintptr_t", stream))
 
 
-def _caller(calls: dict[int, tuple[Callable[[], object], int]], failed: dict[int, list[BaseException]]) -> Any:
+# What becomes of a call.
+_RUNS, _DROPPED = "it runs", "it was never enqueued, or does nothing"
+
+
+class _Call:
+    """A call on a stream, and what becomes of it. The thread that has enqueued it and the one that runs it say that it
+    runs; one that closes the device and finds no call enqueued drops it. Whoever comes first decides.
+    """
+
+    __slots__ = ("work", "stream", "_decided")
+
+    def __init__(self, work: Callable[[], object], stream: int) -> None:
+        self.work, self.stream = work, stream
+        # One entry at most: setting a default is atomic.
+        self._decided: dict[None, str] = {}
+
+    def decide(self, what: str) -> bool:
+        """Decides unless it is decided. Returns whether it is decided so."""
+        return self._decided.setdefault(None, what) is what
+
+
+def _caller(calls: dict[int, _Call], failed: dict[int, list[BaseException]]) -> Any:
     """The C function that runs one of `calls`. It refers to no device: after a device has ended it has nothing to run.
     """
 
     def run(key: Any) -> None:
         number = int(ffi.cast("uintptr_t", key))
-        work, stream = calls[number]
+        call = calls.get(number)
+        if call is None or not call.decide(_RUNS):
+            # Dropped: the thread that has enqueued it raises.
+            return
         try:
-            work()
+            call.work()
         except BaseException as error:  # noqa: B036 - it comes out of wait
-            failed.setdefault(stream, []).append(error)
+            failed.setdefault(call.stream, []).append(error)
         finally:
             calls.pop(number, None)
 

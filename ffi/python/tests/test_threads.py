@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from typing import Any, Callable
+from typing import Any, Callable, Dict
 
 import numpy as np
 import pytest
 
 import forebay
 from conftest import LAYERS, TOP_K, empty, joined, some, whole
+from forebay._library import NULL, lib
+from forebay.device import _caller
 
 Make = Callable[..., forebay.Cache]
 
@@ -111,3 +114,77 @@ def test_calls_release_the_interpreters_lock(make: Make) -> None:
     threading.Timer(0.0, go.set).start()
     device.wait()
     assert go.is_set()
+
+
+def behind(device: forebay.Device) -> None:
+    """Waits for what a device's first stream has now, also when the device is closed and its memory is in use."""
+    assert lib.fb_stream_wait(device._handle.pointer, NULL) == 0
+
+
+class Paused(Dict[int, Any]):
+    """Calls of a device. A thread that has noted one waits before it enqueues it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted, self.goes_on = threading.Event(), threading.Event()
+
+    def __setitem__(self, key: int, call: Any) -> None:
+        super().__setitem__(key, call)
+        self.noted.set()
+        assert self.goes_on.wait(60)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_call_that_a_close_overtakes_raises_and_does_not_run(threads: bool) -> None:
+    device = forebay.HostDevice(threads=threads)
+    # The view keeps the C device, which would refuse the call otherwise.
+    view = device.allocate(64)
+    handle, calls, seen = device._handle, Paused(), []
+    handle.calls, handle.call = calls, _caller(calls, handle.failed)
+
+    def enqueue() -> None:
+        try:
+            device.call(lambda: seen.append("ran"))
+            seen.append("enqueued")
+        except forebay.Closed:
+            seen.append("refused")
+
+    enqueues = threading.Thread(target=enqueue)
+    enqueues.start()
+    assert calls.noted.wait(60)
+    device.close()
+    calls.goes_on.set()
+    enqueues.join(60)
+    behind(device)
+    assert seen == ["refused"] and not calls
+    del view
+
+
+def test_every_call_beside_a_close_runs_or_raises() -> None:
+    switches = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for turn in range(200):
+            device = forebay.HostDevice(threads=True)
+            view, ran, done, begun = device.allocate(64), [], [], threading.Event()
+
+            def enqueue() -> None:
+                try:
+                    while True:
+                        device.call(lambda: ran.append(1))  # noqa: B023 - joined in this turn
+                        done.append(1)  # noqa: B023 - the same
+                        begun.set()  # noqa: B023 - the same
+                except forebay.ForebayError:
+                    return
+
+            enqueues = threading.Thread(target=enqueue)
+            enqueues.start()
+            assert begun.wait(60)
+            sum(range(10 * turn))
+            device.close()
+            enqueues.join(60)
+            behind(device)
+            assert len(ran) == len(done)
+            del view
+    finally:
+        sys.setswitchinterval(switches)
