@@ -11,6 +11,8 @@ mod changes;
 mod faulty;
 #[path = "windows/files.rs"]
 mod files;
+#[path = "windows/full.rs"]
+mod full;
 #[path = "windows/processes.rs"]
 mod processes;
 #[path = "windows/refusals.rs"]
@@ -21,6 +23,8 @@ mod rejoin;
 mod restarts;
 #[path = "windows/ring.rs"]
 mod ring;
+#[path = "support/skip.rs"]
+mod skip;
 #[path = "support/windows.rs"]
 mod windows;
 
