@@ -28,7 +28,7 @@ pub(super) fn of_rank(error: Error, rank: u32) -> Error {
 #[derive(Debug)]
 pub(super) struct Joining {
     /// The rank that was connected to, if it was this side that did.
-    rank: Option<u32>,
+    pub rank: Option<u32>,
     pub link: Link,
 }
 

@@ -13,6 +13,11 @@
 //! until something arrives or is due. It keeps what a rank says before all have met, at most 1 MiB and 16 descriptors
 //! of each; a rank that says more is an error.
 //!
+//! **Processes that end while a group meets.** Another one may follow, so [`Links::meet`] drops what such a process said
+//! and waits for its rank again, within the same time. The sessions with the others go on: a meeting that failed would
+//! end them, and take the meetings of others with it. A process that lives and ends its session a second time refuses
+//! this one, as one that has other weights; that ends the meeting.
+//!
 //! **Ranks that come back.** A process that is started again meets its group as any does. The others go on meeting the
 //! ranks that they have lost ([`Links::readmit`]). So a process need not know whether it is the first of its rank.
 //!
@@ -36,6 +41,31 @@ use crate::sync::Arc;
 
 /// How long a process waits before it looks again for those that have not come yet.
 pub(super) const PAUSE: Duration = Duration::from_millis(1);
+
+/// The processes that ended their sessions while the group meets.
+#[derive(Debug, Default)]
+struct Ended {
+    /// Whether others may follow them.
+    followed: bool,
+    /// With their ranks, where these are known.
+    known: BTreeSet<(Option<u32>, i32)>,
+}
+
+impl Ended {
+    /// Notes that a process ended its session.
+    ///
+    /// # Errors
+    /// The given one, unless it says that the process was lost and another one may follow. One that ends a second
+    /// session lives.
+    fn note(&mut self, rank: Option<u32>, process: i32, error: Error) -> Result<()> {
+        let waits = self.followed && error.kind() == Kind::PeerLost && self.known.insert((rank, process));
+        if waits { Ok(()) } else { Err(error) }
+    }
+
+    fn has(&self, rank: u32) -> bool {
+        self.known.iter().any(|(known, _)| *known == Some(rank))
+    }
+}
 
 /// A moment in the life of some [`Links`].
 #[derive(Debug)]
@@ -77,11 +107,13 @@ pub struct Links {
 impl Links {
     /// Meets the other `own.ranks - 1` processes of the group in `folder`. Blocks until all hellos have been accepted,
     /// for at most [`Limits::hello`]: ranks fill their weights before they meet, so set it to how far apart they may
-    /// be done. This process keeps its rank in that folder until the sessions are dropped.
+    /// be done. A process that ends meanwhile is waited for again, in the same time. This process keeps its rank in
+    /// that folder until the sessions are dropped.
     ///
     /// # Errors
-    /// [`Kind::TimedOut`] with the lowest rank that did not come; [`Kind::Busy`] for a second process of this rank;
-    /// [`Kind::Io`] for a folder that takes no lock or no socket; those of [`Link::new`] and [`Link::event`], such as
+    /// [`Kind::TimedOut`] with the lowest rank that did not come, or ended and did not come again; [`Kind::PeerLost`]
+    /// for a process that ends its session twice; [`Kind::Busy`] for a second process of this rank; [`Kind::Io`] for a
+    /// folder that takes no lock or no socket; those of [`Link::new`] and [`Link::event`], such as
     /// [`Kind::InvalidConfig`] for a process with another plan; [`Kind::Exhausted`] for a rank that says more than can
     /// be kept until all have met. They name the rank, or the process if it has connected without a hello.
     pub fn meet(
@@ -94,13 +126,11 @@ impl Links {
         let folder = folder.as_ref();
         let seat = Seat::take(folder, &own)?;
         let listener = seat.listen()?;
-        let mut lower: Vec<u32> = (0..own.rank).collect();
-        let connections = || {
+        let connections = |here: &dyn Fn(u32) -> bool| {
             let mut sockets = Vec::new();
-            for rank in std::mem::take(&mut lower) {
-                match seat.connected(rank)? {
-                    Some(socket) => sockets.push((Some(rank), socket)),
-                    None => lower.push(rank),
+            for rank in (0..own.rank).filter(|rank| !here(*rank)) {
+                if let Some(socket) = seat.connected(rank)? {
+                    sockets.push((Some(rank), socket));
                 }
             }
             while let Some(socket) = listener.next()? {
@@ -109,7 +139,8 @@ impl Links {
             Ok(sockets)
         };
         let hint = "start all ranks of the group with the same folder";
-        let mut links = Links::joined(own, limits, faults, hint, connections)?;
+        let ended = Ended { followed: true, ..Ended::default() };
+        let mut links = Links::joined((own, limits), faults, hint, connections, ended)?;
         links.seat = Some(seat);
         Ok(links)
     }
@@ -117,7 +148,8 @@ impl Links {
     /// The same over sockets that the caller has connected, one to each other process of the group, in any order.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for another number of sockets; otherwise as [`Links::meet`].
+    /// [`Kind::InvalidConfig`] for another number of sockets; [`Kind::PeerLost`] for a process that ends, because no
+    /// other one can follow it; otherwise as [`Links::meet`].
     pub fn over(
         sockets: Vec<UnixStream>,
         own: Hello,
@@ -135,16 +167,17 @@ impl Links {
         }
         let mut sockets = Some(sockets.into_iter().map(|socket| (None, socket)).collect());
         let hint = "see what that rank waits for, or allow more time";
-        Links::joined(own, limits, faults, hint, || Ok(sockets.take().unwrap_or_default()))
+        let connections = |_: &dyn Fn(u32) -> bool| Ok(sockets.take().unwrap_or_default());
+        Links::joined((own, limits), faults, hint, connections, Ended::default())
     }
 
-    /// Takes connections until all ranks have said hello.
+    /// Takes connections until all ranks have said hello. `connections` is told which ranks are here.
     fn joined(
-        own: Hello,
-        limits: Limits,
+        (own, limits): (Hello, Limits),
         faults: Arc<dyn Faults>,
         hint: &'static str,
-        mut connections: impl FnMut() -> Result<Vec<(Option<u32>, UnixStream)>>,
+        mut connections: impl FnMut(&dyn Fn(u32) -> bool) -> Result<Vec<(Option<u32>, UnixStream)>>,
+        mut ended: Ended,
     ) -> Result<Links> {
         let start = Instant::now();
         let mut links = Links {
@@ -167,15 +200,20 @@ impl Links {
         let session = Limits { hello: Duration::MAX, ..limits };
         let mut joining: Vec<Joining> = Vec::new();
         loop {
-            for connection in connections()? {
+            let here =
+                |rank| links.links.contains_key(&rank) || joining.iter().any(|one| one.rank == Some(rank));
+            for connection in connections(&here)? {
                 joining.push(Joining::new(connection, own, session, &links.faults)?);
             }
-            joining = links.greet(joining)?;
-            links.early()?;
+            joining = links.greet(joining, &mut ended)?;
+            // All have met, also where one has ended since: the sessions tell that.
             let Some(missing) = links.missing() else { return Ok(links) };
+            links.early(&mut ended)?;
             if start.elapsed() >= limits.hello {
+                let again = "a process that ended and did not come again";
+                let place = if ended.has(missing) { again } else { "a process that did not come" };
                 return Err(Error::new(Kind::TimedOut, OPERATION)
-                    .at("a process that did not come")
+                    .at(place)
                     .with("rank", missing)
                     .with("ranks", own.ranks)
                     .with("group", own.group)
@@ -187,16 +225,25 @@ impl Links {
     }
 
     /// Takes those into the group whose hello has arrived, and returns the others.
-    fn greet(&mut self, joining: Vec<Joining>) -> Result<Vec<Joining>> {
+    fn greet(&mut self, joining: Vec<Joining>, ended: &mut Ended) -> Result<Vec<Joining>> {
         let mut waiting = Vec::new();
         for mut one in joining {
-            let Some(theirs) = one.hello()? else {
-                waiting.push(one);
-                continue;
+            let theirs = match one.hello() {
+                Ok(Some(theirs)) => theirs,
+                Ok(None) => {
+                    waiting.push(one);
+                    continue;
+                }
+                Err(error) => {
+                    ended.note(one.rank, one.link.credentials().process, error)?;
+                    continue;
+                }
             };
             if self.links.contains_key(&theirs.rank) {
                 // The first process may have ended, and this one follow it.
-                self.early()?;
+                self.early(ended)?;
+            }
+            if self.links.contains_key(&theirs.rank) {
                 return Err(Error::new(Kind::InvalidConfig, OPERATION)
                     .at("two processes of one rank")
                     .with("rank", theirs.rank)
@@ -210,10 +257,20 @@ impl Links {
     }
 
     /// Keeps the sessions alive while others are missing, and what they say.
-    fn early(&mut self) -> Result<()> {
-        for (rank, link) in &mut self.links {
-            while let Some(event) = link.event(Duration::ZERO).map_err(|error| of_rank(error, *rank))? {
-                self.early.push(*rank, event)?;
+    fn early(&mut self, ended: &mut Ended) -> Result<()> {
+        for rank in self.links.keys().copied().collect::<Vec<_>>() {
+            while let Some(link) = self.links.get_mut(&rank) {
+                match link.event(Duration::ZERO) {
+                    Ok(None) => break,
+                    Ok(Some(event)) => self.early.push(rank, event)?,
+                    Err(error) => {
+                        ended.note(Some(rank), link.credentials().process, of_rank(error, rank))?;
+                        // The process that follows says all anew.
+                        self.links.remove(&rank);
+                        self.holds.remove(&rank);
+                        self.early.forget(rank);
+                    }
+                }
             }
         }
         Ok(())

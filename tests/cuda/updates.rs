@@ -91,7 +91,7 @@ impl Captured {
         update.verify(self.rank.stream).unwrap();
         self.launch();
         // Of two borders there is none that all ranks are at.
-        let step = u64::from(version) + if taken { 0 } else { u64::from(own) };
+        let step = u64::from(version) + if taken { 0 } else { u64::from(self.plan.group().rank) };
         let border = Border { step, stream: self.rank.stream, at_most: PATIENCE };
         // Nothing is mapped anew on a stream that is captured.
         let (device, stream) = (&self.rank.device, self.rank.stream);

@@ -1,7 +1,8 @@
 //! The sessions of a group: who takes a rank twice, who is lost, who says too much, and who else is served meanwhile.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -366,15 +367,64 @@ impl Faults for Refuses {
     }
 }
 
+/// Before its hello or behind it: a rank that ends its sessions and lives refuses this one, and that is told at once.
+/// One that has gone is waited for, and the error says that it was there.
 #[test]
-fn a_connection_that_ends_before_its_hello_names_the_rank_that_was_connected_to() {
-    let folder = Folder::new("before");
-    let listener = UnixListener::bind(folder.0.join("forebay-7-0.sock")).unwrap();
-    thread::scope(|scope| {
-        scope.spawn(move || drop(listener.accept().unwrap()));
-        let error = folder.meet(hello(1, 2), PATIENCE).unwrap_err();
-        assert_eq!((error.kind(), error.number("rank")), (Kind::PeerLost, Some(0)), "{error}");
-    });
+fn a_rank_that_ends_its_sessions_while_the_group_meets_is_named() {
+    for said in [&b""[..], &frames::hello(hello(0, 3))] {
+        for (times, patience, kind, place) in [
+            (2, PATIENCE, Kind::PeerLost, "the connection was closed"),
+            (1, Duration::from_millis(200), Kind::TimedOut, "a process that ended and did not come again"),
+        ] {
+            let folder = Folder::new("before");
+            let listener = UnixListener::bind(folder.0.join("forebay-7-0.sock")).unwrap();
+            thread::scope(|scope| {
+                scope.spawn(move || {
+                    (0..times).for_each(|_| listener.accept().unwrap().0.write_all(said).unwrap());
+                });
+                let error = folder.meet(hello(1, 3), patience).unwrap_err();
+                assert_eq!((error.kind(), error.place(), error.number("rank")), (kind, place, Some(0)));
+            });
+        }
+    }
+}
+
+/// The first process of a rank ends while the group meets, before its hello or when it has said something: its rank is
+/// met all the same, by the same calls, and what it said is gone.
+#[test]
+fn a_rank_that_is_started_again_while_the_group_meets_is_met_by_the_same_calls() {
+    for dead in 0..3_u32 {
+        for says in [false, true] {
+            let folder = &Folder::new(&format!("anew-{dead}-{says}"));
+            let path = |rank: u32| folder.0.join(format!("forebay-7-{rank}.sock"));
+            let [first, second] = [[1, 2], [0, 2], [0, 1]][dead as usize];
+            let mut all: Vec<Links> = thread::scope(|scope| {
+                let meet = |rank: u32| scope.spawn(move || folder.meet(hello(rank, 3), PATIENCE).unwrap());
+                let listener = (dead == 0).then(|| UnixListener::bind(path(0)).unwrap());
+                let first = (meet(first), path(first));
+                let mut socket = match listener {
+                    Some(listener) => listener.accept().unwrap().0,
+                    None => {
+                        while !first.1.exists() {
+                            thread::sleep(Duration::from_millis(1));
+                        }
+                        UnixStream::connect(&first.1).unwrap()
+                    }
+                };
+                if says {
+                    let said = [frames::hello(hello(dead, 3)), frame(3, 0, b"of the first")].concat();
+                    socket.write_all(&said).unwrap();
+                }
+                // As a process that ends; the other side answers when it has noticed.
+                socket.shutdown(Shutdown::Write).unwrap();
+                socket.read_to_end(&mut Vec::new()).unwrap();
+                [first.0, meet(second), meet(dead)].map(|one| one.join().unwrap()).into_iter().collect()
+            });
+            for links in &mut all {
+                assert!(links.lost().count() == 0 && links.event(Duration::ZERO).unwrap().is_none());
+            }
+        }
+    }
 }
 
 #[test]

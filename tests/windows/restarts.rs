@@ -142,17 +142,6 @@ fn limits(fails: Fails) -> Limits {
     }
 }
 
-/// Meets the group, again if a rank ended meanwhile.
-fn met(own: &mut Rank, folder: &Path, limits: Limits, faults: &Arc<dyn Faults>) -> Result<Links> {
-    let hello = own.windows.hello(MODEL, own.stream)?;
-    loop {
-        match Links::meet(folder, hello, limits, Arc::clone(faults)) {
-            Err(error) if error.kind() == Kind::PeerLost => {}
-            met => return met,
-        }
-    }
-}
-
 /// One process of a rank.
 fn process(group: Group, fails: Fails, first: bool, folder: &Path) -> Result<()> {
     let (rank, others) = (group.rank, group.ranks as usize - 1);
@@ -174,11 +163,13 @@ fn process(group: Group, fails: Fails, first: bool, folder: &Path) -> Result<()>
     } else {
         no_faults()
     };
-    let mut links = met(&mut own, folder, limits(fails), &faults)?;
+    let hello = own.windows.hello(MODEL, own.stream)?;
+    // A rank that ends while all meet is met by the same call when it is there again.
+    let mut links = Links::meet(folder, hello, limits(fails), faults)?;
     let shared = own.windows.share(&mut links, own.stream, PATIENCE);
     let mut engine = Engine::new(own);
     match shared {
-        // The others have each other's parts, but for one that had yet to meet some rank: it meets all anew.
+        // The others have each other's parts. One that had yet to meet some rank has met the new process.
         Err(error) if rank != 1 && error.kind() == Kind::PeerLost => {
             let lost: Vec<u32> = links.lost().map(|(rank, _)| rank).collect();
             assert!(lost.contains(&1) && lost.contains(&(error.number("rank").unwrap() as u32)), "{error}");
