@@ -25,6 +25,7 @@ import numpy as np
 
 from . import dlpack
 from ._library import NULL, check, check_created, ffi, lib, new_text, path_bytes, sized, status_text
+from .calls import DROPPED, RUNS, Call, caller
 from .config import set_fields
 from .errors import Closed, InvalidArgument
 from .keep import NOT_LET_IN
@@ -88,9 +89,9 @@ class DeviceHandle:
         self.later = later
         self.streams: dict[int, Any] = {0: NULL}
         # Calls that are enqueued or running, their exceptions by stream, and the C function that runs them.
-        self.calls: dict[int, _Call] = {}
+        self.calls: dict[int, Call] = {}
         self.failed: dict[int, list[BaseException]] = {}
-        self.call = _caller(self.calls, self.failed)
+        self.call = caller(self.calls, self.failed)
         self.keys = itertools.count(1)
         # What copies outside of steps read, each with the word in which the library says that its copy has run; and
         # those of which it will say nothing.
@@ -171,7 +172,7 @@ class DeviceHandle:
         Raises:
             Closed: the device is being closed, and `work` will not run.
         """
-        key, call = next(self.keys), _Call(work, _address_of(on))
+        key, call = next(self.keys), Call(work, _address_of(on))
         self.called = True
         self.calls[key] = call
         try:
@@ -182,7 +183,7 @@ class DeviceHandle:
                 self.calls.pop(key, None)
         if status:
             self.calls.pop(key, None)
-        elif not call.decide(_RUNS):
+        elif not call.decide(RUNS):
             raise Closed("device: it was closed")
         return status
 
@@ -227,7 +228,7 @@ class DeviceHandle:
             return
         for key in noted:
             call = self.calls.get(key)
-            if call is not None and call.decide(_DROPPED):
+            if call is not None and call.decide(DROPPED):
                 self.calls.pop(key, None)
         for key in lent:
             left = self.lent.get(key)
@@ -666,44 +667,3 @@ def _nothing() -> None:
 
 def _address_of(stream: Any) -> int:
     return int(ffi.cast("uintptr_t", stream))
-
-
-# What becomes of a call.
-_RUNS, _DROPPED = "it runs", "it was never enqueued, or does nothing"
-
-
-class _Call:
-    """A call on a stream, and what becomes of it. The thread that has enqueued it and the one that runs it say that it
-    runs; one that closes the device and finds no call enqueued drops it. Whoever comes first decides.
-    """
-
-    __slots__ = ("work", "stream", "_decided")
-
-    def __init__(self, work: Callable[[], object], stream: int) -> None:
-        self.work, self.stream = work, stream
-        # One entry at most: setting a default is atomic.
-        self._decided: dict[None, str] = {}
-
-    def decide(self, what: str) -> bool:
-        """Decides unless it is decided. Returns whether it is decided so."""
-        return self._decided.setdefault(None, what) is what
-
-
-def _caller(calls: dict[int, _Call], failed: dict[int, list[BaseException]]) -> Any:
-    """The C function that runs one of `calls`. It refers to no device: after a device has ended it has nothing to run.
-    """
-
-    def run(key: Any) -> None:
-        number = int(ffi.cast("uintptr_t", key))
-        call = calls.get(number)
-        if call is None or not call.decide(_RUNS):
-            # Dropped: the thread that has enqueued it raises.
-            return
-        try:
-            call.work()
-        except BaseException as error:  # noqa: B036 - it comes out of wait
-            failed.setdefault(call.stream, []).append(error)
-        finally:
-            calls.pop(number, None)
-
-    return ffi.callback("void(void *)", run)

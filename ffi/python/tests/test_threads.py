@@ -12,7 +12,8 @@ import pytest
 import forebay
 from conftest import LAYERS, TOP_K, empty, joined, some, whole
 from forebay._library import NULL, lib
-from forebay.device import _caller
+from forebay.calls import caller
+from forebay.device import end_left
 
 Make = Callable[..., forebay.Cache]
 
@@ -140,7 +141,7 @@ def test_a_call_that_a_close_overtakes_raises_and_does_not_run(threads: bool) ->
     # The view keeps the C device, which would refuse the call otherwise.
     view = device.allocate(64)
     handle, calls, seen = device._handle, Paused(), []
-    handle.calls, handle.call = calls, _caller(calls, handle.failed)
+    handle.calls, handle.call = calls, caller(calls, handle.failed)
 
     def enqueue() -> None:
         try:
@@ -158,6 +159,7 @@ def test_a_call_that_a_close_overtakes_raises_and_does_not_run(threads: bool) ->
     behind(device)
     assert seen == ["refused"] and not calls
     del view
+    end_left()
 
 
 def test_every_call_beside_a_close_runs_or_raises() -> None:
@@ -188,3 +190,4 @@ def test_every_call_beside_a_close_runs_or_raises() -> None:
             del view
     finally:
         sys.setswitchinterval(switches)
+    end_left()
