@@ -33,6 +33,8 @@ mod exchange;
 mod files;
 mod fill;
 mod layer;
+mod left;
+mod parked;
 mod plan;
 mod rejoin;
 mod replicas;

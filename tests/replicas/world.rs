@@ -167,6 +167,13 @@ impl Process {
         assert_eq!(engine.links.readmit(PATIENCE).unwrap(), Some(rank));
         engine.ring.reattach(rank, &mut engine.links, PATIENCE).unwrap();
         set.clear();
+        // Where the next one has ended already, what there is of it stays until it is back too.
+        let left = engine.ring.pulls().replicas();
+        if !left.is_empty() {
+            assert!(engine.links.lost().next().is_some() && left.iter().all(|one| one.rank != rank));
+            engine.step().unwrap();
+            engine.ring.drop_replicas().unwrap();
+        }
     }
 
     /// All steps find their layers, from where the naive map says.

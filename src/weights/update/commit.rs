@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::peer::{Digest, Links};
 use crate::sync::Arc;
 use crate::weights::fill::content;
-use crate::weights::spares::Parked;
+use crate::weights::parked::Parked;
 use crate::weights::taken::give_back;
 use crate::weights::window::{Stored, Windows};
 

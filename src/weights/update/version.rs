@@ -11,8 +11,8 @@ use crate::weights::exchange::UPDATE;
 #[cfg(feature = "safetensors")]
 use crate::weights::files::{self, Files};
 use crate::weights::fill::{self, Fills};
+use crate::weights::parked::Parked;
 use crate::weights::plan::{LayerPlan, Plan, Source};
-use crate::weights::spares::Parked;
 use crate::weights::window::{Stored, Windows, refused};
 
 /// A layer's new version.
