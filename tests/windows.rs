@@ -7,6 +7,8 @@ mod ahead;
 mod budget;
 #[path = "windows/changes.rs"]
 mod changes;
+#[path = "windows/faults.rs"]
+mod faults;
 #[path = "support/faulty.rs"]
 mod faulty;
 #[path = "windows/files.rs"]
