@@ -508,7 +508,7 @@ pub unsafe extern "C" fn fb_weights_destroy(weights: *mut FbWeights) -> FbStatus
 /// (fb_stream_order). A GPU copies from registered host memory in words of 4 bytes, so a tensor that does not begin
 /// and end on words comes from device memory. FB_OUT_OF_RANGE for a layer or tensor that was not chosen, for another
 /// length than the planned one, and for memory that the device does not reach. FB_INVALID_STATE once the parts were
-/// shared: fb_update_create is for a new version.
+/// shared: fb_update_create is for a new version. FB_BUSY for a stream that is being captured.
 ///
 /// # Safety
 /// `name` ends with a zero. `from` has `bytes` bytes that the device reaches and that nothing changes until the copy

@@ -13,10 +13,10 @@
 //! until something arrives or is due. It keeps what a rank says before all have met, at most 1 MiB and 16 descriptors
 //! of each; a rank that says more is an error.
 //!
-//! **Processes that end while a group meets.** Another one may follow, so [`Links::meet`] drops what such a process said
-//! and waits for its rank again, within the same time. The sessions with the others go on: a meeting that failed would
-//! end them, and take the meetings of others with it. A process that lives and ends its session a second time refuses
-//! this one, as one that has other weights; that ends the meeting.
+//! **Processes that end while a group meets.** Another one may follow, so [`Links::meet`] drops what such a process
+//! said and waits for its rank again, within the same time. The sessions with the others go on: a meeting that failed
+//! would end them, and take the meetings of others with it. A process that lives and ends its session a second time
+//! refuses this one, as one that has other weights; that ends the meeting.
 //!
 //! **Ranks that come back.** A process that is started again meets its group as any does. The others go on meeting the
 //! ranks that they have lost ([`Links::readmit`]). So a process need not know whether it is the first of its rank.

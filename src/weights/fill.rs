@@ -5,14 +5,14 @@
 //!
 //! **Digests** are BLAKE3 over the bytes of the tensors that a rank filled, in the order of the layer, without the gaps
 //! between them. Each layer has one, and the *content* is the digest of all. Ranks tell them to each other
-//! ([`Windows::hello`], [`Windows::share`]), and [`Windows::verify`] reads what the others gave and compares. Of a layer
-//! that the plan keeps resident every rank fills the whole, so all say the same, or one is refused.
+//! ([`Windows::hello`], [`Windows::share`]), and [`Windows::verify`] reads what the others gave and compares. Of a
+//! layer that the plan keeps resident every rank fills the whole, so all say the same, or one is refused.
 //!
 //! **A new version** beside the windows ([`super::update`]) is filled and hashed by the same code: it is the other
 //! thing that [`Fills`]. So is what a change of replicas ([`super::replicas`]) only [`Reads`].
 //!
-//! **Costs.** A digest reads what a rank filled once over the host, through 4 MiB of pinned memory: seconds for a model,
-//! at its start.
+//! **Costs.** A digest reads what a rank filled once over the host, through 4 MiB of pinned memory: seconds for a
+//! model, at its start.
 
 use std::ops::Range;
 
@@ -93,6 +93,11 @@ pub(super) fn fill(
             .with("bytes", from.bytes())
             .with("planned", placed.bytes)
             .hint("plan the tensor as the engine uses it"));
+    }
+    if to.device().is_capturing(stream)? {
+        // Only a launch would copy, and the tensor would count as filled before it.
+        let what = "weights are not filled on a stream that is captured";
+        return Err(refused(Kind::Busy, layer, what).with("rank", to.plan().group().rank));
     }
     let first = pages.start * grain;
     let own = within(placed, &(first..pages.end * grain));
@@ -183,8 +188,8 @@ impl Windows {
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for a layer or tensor that was not chosen, and for memory of another length or device;
-    /// [`Kind::InvalidState`] once the parts were shared: [`Windows::update`] is for a new version. A tensor whose copy
-    /// was refused counts as not filled.
+    /// [`Kind::InvalidState`] once the parts were shared: [`Windows::update`] is for a new version; [`Kind::Busy`] for
+    /// a stream that is being captured. A tensor whose copy was refused counts as not filled.
     pub fn fill(&mut self, layer: usize, name: &str, from: Slice, stream: Stream) -> Result<()> {
         fill(self, (layer, name), from, stream)
     }

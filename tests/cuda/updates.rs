@@ -10,7 +10,7 @@ use forebay::device::cuda::CudaDevice;
 use forebay::device::{Device, Graph, Slice};
 use forebay::os::{Faults, NoFaults};
 use forebay::peer::Links;
-use forebay::weights::{Border, Group, Outcome, Plan, Pulls, Ring, RingOptions, Windows, Wrap};
+use forebay::weights::{Border, Group, Outcome, Plan, Pulls, Ring, RingOptions, Update, Windows, Wrap};
 use forebay_standin::{Options, Resources};
 
 use crate::faulty::Faulty;
@@ -73,9 +73,21 @@ impl Captured {
         }
     }
 
+    /// On a stream that is being captured nothing is filled: its copy would not have run, and nothing says when.
+    fn fills_in_no_capture(&self, update: &mut Update) {
+        let (device, stream) = (&self.rank.device, self.rank.stream);
+        let placed = &self.plan.layers()[0].layout.tensors()[0];
+        let from = self.rank.holds(&vec![0; placed.bytes as usize]);
+        device.capture(stream).unwrap();
+        let busy = update.fill(0, &placed.name, from, stream).unwrap_err();
+        assert_eq!(busy.kind(), Kind::Busy, "{busy}");
+        device.release(device.captured(stream).unwrap()).unwrap();
+    }
+
     fn update(&mut self, version: u32, taken: bool) {
         let all: Vec<usize> = (0..self.plan.model_layers()).collect();
         let mut update = self.ring.update(version, &all, u64::MAX).unwrap();
+        self.fills_in_no_capture(&mut update);
         for layer in self.plan.layers().to_vec() {
             let own = filler(&self.plan, layer.layer);
             for placed in layer.layout.tensors() {

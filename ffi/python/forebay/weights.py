@@ -14,8 +14,7 @@ also when the weights are closed: it then shows what was there last, or what lat
 Copies of `fill` run later on a device that works later. The package keeps the tensor until then, whatever happens to
 the weights (`forebay.keep`): behind the copy, on its stream, the library marks a word. That needs no lock of the
 interpreter, so code that holds it may wait for the stream. The tensor is released by the next call of `fill`,
-`Device.wait`, `meet`, `Update.share` or `close`. No stream that is being captured is filled on: copy and mark would
-become nodes of the graph, and the tensor is gone when it is launched again.
+`Device.wait`, `meet`, `Update.share` or `close`. A stream that is being captured is refused.
 """
 
 from __future__ import annotations
@@ -170,7 +169,7 @@ class Weights(WithReplicas):
             layer, name: the tensor.
             tensor: its bytes, in any shape and dtype, C-contiguous, on the device or in host memory. Nothing may change
                 them until the copy has run; until then they are kept.
-            stream: see the device; not one that is being captured (see the module). `meet` waits for one stream alone:
+            stream: see the device; not one that is being captured. `meet` waits for one stream alone:
                 fill on that one, or order it behind the others (`Device.order`).
 
         Raises:

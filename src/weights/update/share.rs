@@ -48,9 +48,9 @@ impl Update {
     /// After other errors the update cannot be committed, by any rank: drop it, and begin one of a higher version.
     /// [`Kind::InvalidConfig`] for a rank that updates other layers or to a later version; [`Kind::TimedOut`],
     /// [`Kind::PeerLost`] and [`Kind::BadFormat`] with the rank; [`Kind::Corrupt`] with rank and layer for one that has
-    /// filled other bytes than this rank into a layer that the plan keeps resident; [`Kind::Cancelled`] for a rank whose
-    /// own call has failed; those of [`crate::device::Device::export`] and [`crate::device::Device::import_backing`], with rank and
-    /// layer.
+    /// filled other bytes than this rank into a layer that the plan keeps resident; [`Kind::Cancelled`] for a rank
+    /// whose own call has failed; those of [`crate::device::Device::export`] and
+    /// [`crate::device::Device::import_backing`], with rank and layer.
     pub fn share(&mut self, links: &mut Links, stream: Stream, at_most: Duration) -> Result<()> {
         pact::share(self, links, stream, at_most)
     }
