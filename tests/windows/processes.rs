@@ -40,7 +40,7 @@ pub fn die() {
 
 /// Kills the process at a send to another.
 #[derive(Debug)]
-pub struct DiesAtSend(pub AtomicU32);
+struct DiesAtSend(AtomicU32);
 
 impl Faults for DiesAtSend {
     fn before(&self, call: Call) -> Option<i32> {
