@@ -112,17 +112,7 @@ impl Aimed {
 
     /// Whether the fault may be at this call. How often a rank polls and looks for bytes is chance.
     fn counts(&self, call: Call) -> bool {
-        let memory = matches!(
-            call,
-            Call::Memfd
-                | Call::Truncate
-                | Call::Seal
-                | Call::Seals
-                | Call::Duplicate
-                | Call::Stat
-                | Call::Map
-                | Call::MapFixed
-        );
+        let memory = !matches!(call, Call::Poll | Call::Receive | Call::Send | Call::Credentials);
         match self.fault {
             Fault::Memory => memory,
             Fault::Unsent | Fault::Stopped => call == Call::Send,
