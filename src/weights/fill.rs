@@ -6,7 +6,8 @@
 //! **Digests** are BLAKE3 over the bytes of the tensors that a rank filled, in the order of the layer, without the gaps
 //! between them. Each layer has one, and the *content* is the digest of all. Ranks tell them to each other
 //! ([`Windows::hello`], [`Windows::share`]), and [`Windows::verify`] reads what the others gave and compares. Of a
-//! layer that the plan keeps resident every rank fills the whole, so all say the same, or one is refused.
+//! layer that the plan keeps resident every rank fills the whole, so all say the same, or one is refused. Where weights
+//! come from the host, no rank reads another's, and nothing is compared.
 //!
 //! **A new version** beside the windows ([`super::update`]) is filled and hashed by the same code: it is the other
 //! thing that [`Fills`]. So is what a change of replicas ([`super::replicas`]) only [`Reads`].

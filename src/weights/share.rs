@@ -38,7 +38,7 @@ struct Sharing<'a> {
 impl Windows {
     /// Gives this rank's parts to all others and takes theirs, over sessions whose hello was [`Windows::hello`]'s. All
     /// ranks call it. Blocks for at most `at_most`. From then on every layer can be pulled, and none can be filled.
-    /// Under [`Source::Host`] nothing is shared and no session is used.
+    /// Under [`Source::Host`] nothing is shared, no session is used, and nothing is compared: no rank reads another's.
     ///
     /// # Errors
     /// [`Kind::TimedOut`] and [`Kind::PeerLost`] with the rank; [`Kind::BadFormat`] for a rank that gives other parts

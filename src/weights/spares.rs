@@ -10,7 +10,7 @@
 use super::left::User;
 use super::parked::Parked;
 use crate::device::{Device, Mapped, Slice};
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::os::Protection;
 
 /// What updates and changes of replicas leave behind, and whether there is one at present.
@@ -78,8 +78,15 @@ impl Spares {
         let range = match kept.filter(|range| range.bytes() >= bytes) {
             Some(range) => range,
             None => {
-                let twice = kept.map_or(0, |short| short.bytes().saturating_mul(2));
-                *kept.insert(parked.range(device, twice.min(most).max(bytes), protection)?)
+                let twice = kept.map_or(0, |short| short.bytes().saturating_mul(2)).min(most);
+                let longer = match parked.range(device, twice.max(bytes), protection) {
+                    // As long as has to be may find room, or be within the mappings of a process.
+                    Err(error) if twice > bytes && error.kind() != Kind::DeviceFailed => {
+                        parked.range(device, bytes, protection)
+                    }
+                    made => made,
+                };
+                *kept.insert(longer?)
             }
         };
         range.part(0, bytes)

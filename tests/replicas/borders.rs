@@ -417,6 +417,33 @@ fn a_change_that_needs_more_addresses_leaves_few_behind() {
     });
 }
 
+/// Where the device has no room for twice the addresses, a change takes as many as it needs.
+#[test]
+fn a_change_takes_the_addresses_that_it_needs_where_there_are_no_more() {
+    named_group(2, |engine, faulty| {
+        let mut own = possible(&engine.plan);
+        own.retain(|one| one.rank == engine.own());
+        let (mut number, mut exact) = (0, 0);
+        for count in 1..=own.len() {
+            let needed: u64 = own[..count].iter().map(|one| gains(&engine.plan, one)).sum();
+            for passing in 0.. {
+                number += 1;
+                faulty.aim(Some(passing));
+                let change = engine.ring.replicate(number, &own[..count], u64::MAX);
+                let refused = faulty.aim(None);
+                if refused == Some("range") && change.is_ok() && count > 1 {
+                    assert_eq!(faulty.lengths().last(), Some(&needed));
+                    exact += 1;
+                }
+                if change.is_ok() {
+                    break;
+                }
+            }
+        }
+        assert!(exact > 0);
+    });
+}
+
 /// Each refused call of a drop: the windows do what is left before the next change or update, or before a call that has
 /// to find none, and hold then what they held. While it is refused still, a change or an update says so.
 #[test]

@@ -127,7 +127,8 @@ impl Windows {
     /// [`Windows::device_bytes`] and budgets count it no longer. Before the next change all ranks do so.
     ///
     /// # Errors
-    /// [`Kind::Busy`] while a change is there; those of [`crate::device::Device::remap`], with the layer. A layer whose
+    /// [`Kind::Busy`] while a change is there; the errors of what a dropped one has left, which is done first
+    /// ([`super::Replication::abort`]); those of [`crate::device::Device::remap`], with the layer. A layer whose
     /// parts are not all mapped anew keeps its replicas; where a device has failed, every later call for it returns
     /// that error. Those of [`crate::device::Device::give_back`]; memory stays with the device then.
     pub fn drop_replicas(&mut self) -> Result<()> {

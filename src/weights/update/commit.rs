@@ -30,7 +30,9 @@ impl Windows {
     ///
     /// After the ranks have committed: those of [`crate::device::Device::remap`] and of a pull, with the layer, for
     /// which every later call returns that error; this rank cannot go on with the group and is started again. Those of
-    /// [`crate::device::Device::give_back`]; the new version is in place then, and memory stays with the device.
+    /// [`crate::device::Device::give_back`]; the new version is in place then, and memory stays with the device. An
+    /// error without a layer is of what the update leaves: the new version is in place, and the windows do the rest
+    /// before the next update.
     /// [`crate::Kind::Corrupt`] if another process has written nonsense into the decision: then no layer of the update
     /// can be used, because it is not known what the others have. [`Windows::version`] tells what a layer shows.
     pub fn commit(&mut self, update: &mut Update, links: &mut Links, border: Border) -> Result<Outcome> {
