@@ -45,11 +45,12 @@ impl Windows {
     /// As [`Windows::share`], and those of [`crate::device::Device::remap`] with rank and layer; [`Kind::Corrupt`] for
     /// a part that is not the one of before; [`Kind::InvalidState`] before the parts were shared, and for a rank that
     /// has not come back; [`Kind::Busy`] while a change of replicas is there, and the errors of what a dropped one has
-    /// left; those of [`Windows::drop_replicas`]; the error of a layer that cannot be used. An error after something
-    /// was said to the rank ends the session with it: it is lost again, and can come back again. Each of its parts is mapped as before or anew
-    /// then, and the bytes of both are the same; a part that is anew is read from that rank alone, until
-    /// [`super::Ring::reroute`] is called again. Replicas stay, but for layers whose drop has succeeded. Where a device
-    /// has failed, every later call for the layer returns that error.
+    /// left; those of [`Windows::drop_replicas`]; the error of a layer that cannot be used.
+    ///
+    /// An error after something was said to the rank ends the session with it: it is lost again, and can come back
+    /// again. Each of its parts is mapped as before or anew then, and the bytes of both are the same; a part that is
+    /// anew is read from that rank alone, until [`super::Ring::reroute`] is called again. Replicas stay, but for layers
+    /// whose drop has succeeded. Where a device has failed, every later call for the layer returns that error.
     pub fn reattach(&mut self, rank: u32, links: &mut Links, at_most: Duration) -> Result<()> {
         let group = self.plan.group();
         let wrong = |kind, place| Err(Error::new(kind, OPERATION).at(place).with("rank", rank));

@@ -45,8 +45,9 @@ impl Ring<Windows> {
     ///
     /// # Errors
     /// [`Kind::Busy`] while a step is open or captured, or a change of replicas is there; the errors of what a dropped
-    /// one has left, which is done first; those of [`crate::device::Device::remap`]: each part is mapped as before or anew then, and the bytes of both are the
-    /// same. Where a device has failed, every later call for the layer returns that error.
+    /// one has left, which is done first; those of [`crate::device::Device::remap`]: each part is mapped as before or
+    /// anew then, and the bytes of both are the same. Where a device has failed, every later call for the layer returns
+    /// that error.
     pub fn reroute(&mut self) -> Result<()> {
         self.drain(|what| self.wrong(Kind::Busy, what))?;
         self.pulls.reroute(&self.lost)
