@@ -15,8 +15,8 @@
 //!
 //! **Processes that end while a group meets.** Another one may follow, so [`Links::meet`] drops what such a process
 //! said and waits for its rank again, within the same time. The sessions with the others go on: a meeting that failed
-//! would end them, and take the meetings of others with it. A process that lives and ends its session a second time
-//! refuses this one, as one that has other weights; that ends the meeting.
+//! would end them, and take the meetings of others with it. A process that lives and closes a second session behind its
+//! hello refuses this one, as one that has other weights; that ends the meeting.
 //!
 //! **Ranks that come back.** A process that is started again meets its group as any does. The others go on meeting the
 //! ranks that they have lost ([`Links::readmit`]). So a process need not know whether it is the first of its rank.
@@ -29,6 +29,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::ended::Ended;
 use super::hello::{Digest, Hello};
 use super::joining::{Door, Joining, of_rank};
 use super::kept::Kept;
@@ -38,34 +39,10 @@ use super::session::{Event, Limits};
 use crate::error::{Error, Kind, Result};
 use crate::os::{self, Faults};
 use crate::sync::Arc;
+use crate::text::echo;
 
 /// How long a process waits before it looks again for those that have not come yet.
 pub(super) const PAUSE: Duration = Duration::from_millis(1);
-
-/// The processes that ended their sessions while the group meets.
-#[derive(Debug, Default)]
-struct Ended {
-    /// Whether others may follow them.
-    followed: bool,
-    /// With their ranks, where these are known.
-    known: BTreeSet<(Option<u32>, i32)>,
-}
-
-impl Ended {
-    /// Notes that a process ended its session.
-    ///
-    /// # Errors
-    /// The given one, unless it says that the process was lost and another one may follow. One that ends a second
-    /// session lives.
-    fn note(&mut self, rank: Option<u32>, process: i32, error: Error) -> Result<()> {
-        let waits = self.followed && error.kind() == Kind::PeerLost && self.known.insert((rank, process));
-        if waits { Ok(()) } else { Err(error) }
-    }
-
-    fn has(&self, rank: u32) -> bool {
-        self.known.iter().any(|(known, _)| *known == Some(rank))
-    }
-}
 
 /// A moment in the life of some [`Links`].
 #[derive(Debug)]
@@ -111,11 +88,12 @@ impl Links {
     /// that folder until the sessions are dropped.
     ///
     /// # Errors
-    /// [`Kind::TimedOut`] with the lowest rank that did not come, or ended and did not come again; [`Kind::PeerLost`]
-    /// for a process that ends its session twice; [`Kind::Busy`] for a second process of this rank; [`Kind::Io`] for a
-    /// folder that takes no lock or no socket; those of [`Link::new`] and [`Link::event`], such as
-    /// [`Kind::InvalidConfig`] for a process with another plan; [`Kind::Exhausted`] for a rank that says more than can
-    /// be kept until all have met. They name the rank, or the process if it has connected without a hello.
+    /// [`Kind::TimedOut`] with the lowest rank that did not come, or ended and did not come again, and why it ended;
+    /// [`Kind::PeerLost`] for a process that said hello and closed the connection twice (one of another process
+    /// namespace is waited for); [`Kind::Busy`] for a second process of this rank; [`Kind::Io`] for a folder that takes
+    /// no lock or no socket; those of [`Link::new`] and [`Link::event`], such as [`Kind::InvalidConfig`] for a process
+    /// with another plan; [`Kind::Exhausted`] for a rank that says more than can be kept until all have met. They name
+    /// the rank, or the process if it has connected without a hello.
     pub fn meet(
         folder: impl AsRef<Path>,
         own: Hello,
@@ -139,8 +117,7 @@ impl Links {
             Ok(sockets)
         };
         let hint = "start all ranks of the group with the same folder";
-        let ended = Ended { followed: true, ..Ended::default() };
-        let mut links = Links::joined((own, limits), faults, hint, connections, ended)?;
+        let mut links = Links::joined((own, limits), faults, hint, connections, Ended::new(true))?;
         links.seat = Some(seat);
         Ok(links)
     }
@@ -168,7 +145,7 @@ impl Links {
         let mut sockets = Some(sockets.into_iter().map(|socket| (None, socket)).collect());
         let hint = "see what that rank waits for, or allow more time";
         let connections = |_: &dyn Fn(u32) -> bool| Ok(sockets.take().unwrap_or_default());
-        Links::joined((own, limits), faults, hint, connections, Ended::default())
+        Links::joined((own, limits), faults, hint, connections, Ended::new(false))
     }
 
     /// Takes connections until all ranks have said hello. `connections` is told which ranks are here.
@@ -210,14 +187,16 @@ impl Links {
             let Some(missing) = links.missing() else { return Ok(links) };
             links.early(&mut ended)?;
             if start.elapsed() >= limits.hello {
-                let again = "a process that ended and did not come again";
-                let place = if ended.has(missing) { again } else { "a process that did not come" };
-                return Err(Error::new(Kind::TimedOut, OPERATION)
-                    .at(place)
+                let error = Error::new(Kind::TimedOut, OPERATION)
                     .with("rank", missing)
                     .with("ranks", own.ranks)
-                    .with("group", own.group)
-                    .hint(hint));
+                    .with("group", own.group);
+                return Err(match ended.why(missing) {
+                    None => error.at("a process that did not come").hint(hint),
+                    Some(why) => error
+                        .at(format!("a process that ended and did not come again: {}", echo(why.place())))
+                        .hint("see why that rank ended or refuses this one, and start it again"),
+                });
             }
             let sockets: Vec<_> = joining.iter().map(|one| one.link.awaited()).collect();
             os::wait(&sockets, PAUSE, &*links.faults)?;
@@ -235,7 +214,7 @@ impl Links {
                     continue;
                 }
                 Err(error) => {
-                    ended.note(one.rank, one.link.credentials().process, error)?;
+                    ended.note(one.rank, &one.link, error)?;
                     continue;
                 }
             };
@@ -260,17 +239,23 @@ impl Links {
     fn early(&mut self, ended: &mut Ended) -> Result<()> {
         for rank in self.links.keys().copied().collect::<Vec<_>>() {
             while let Some(link) = self.links.get_mut(&rank) {
-                match link.event(Duration::ZERO) {
-                    Ok(None) => break,
-                    Ok(Some(event)) => self.early.push(rank, event)?,
-                    Err(error) => {
-                        ended.note(Some(rank), link.credentials().process, of_rank(error, rank))?;
-                        // The process that follows says all anew.
-                        self.links.remove(&rank);
-                        self.holds.remove(&rank);
-                        self.early.forget(rank);
+                let error = match link.event(Duration::ZERO) {
+                    Ok(Some(event)) => {
+                        self.early.push(rank, event)?;
+                        continue;
                     }
-                }
+                    // One that said its end and has gone is met by no process that comes now.
+                    Ok(None) if link.is_over() && ended.is_followed() => {
+                        Error::new(Kind::PeerLost, OPERATION).at("it said that it ends")
+                    }
+                    Ok(None) => break,
+                    Err(error) => error,
+                };
+                ended.note(Some(rank), link, of_rank(error, rank))?;
+                // The process that follows says all anew.
+                self.links.remove(&rank);
+                self.holds.remove(&rank);
+                self.early.forget(rank);
             }
         }
         Ok(())
@@ -342,7 +327,7 @@ impl Links {
     }
 
     /// Notes what this rank and the others hold from now on. Ranks that come back have to hold the same. Those at the
-    /// door were told otherwise: their meeting fails, and they call it again.
+    /// door were told otherwise: their connections end, and the meeting that they are in connects again.
     pub(crate) fn renew(&mut self, content: impl Fn(u32) -> Digest) {
         self.door = Door::default();
         self.own.content = content(self.own.rank);

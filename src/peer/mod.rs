@@ -40,6 +40,7 @@
 //! processes: a socket's file mode does, and [`Link::new`] refuses other users' processes. It neither reads messages
 //! nor maps memory.
 
+mod ended;
 mod frame;
 mod hello;
 mod joining;

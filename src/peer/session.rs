@@ -18,6 +18,8 @@ use crate::fallible;
 /// The most descriptors that arrived before the frames that they belong to were read.
 pub const DESCRIPTORS_MAX: usize = 16;
 
+/// The place of the error of a side that was held for lost because nothing arrived.
+pub(super) const SILENT: &str = "no sign of life";
 /// The operation that errors of this file name.
 const OPERATION: &str = "peer session";
 
@@ -342,7 +344,7 @@ impl<D> Session<D> {
             return Err(self.fail(error.with("milliseconds", milliseconds(self.limits.hello))));
         }
         if owed && self.theirs.is_some() && now >= self.heard.saturating_add(self.limits.lost) {
-            let error = self.lost("no sign of life").with("milliseconds", milliseconds(self.limits.lost));
+            let error = self.lost(SILENT).with("milliseconds", milliseconds(self.limits.lost));
             return Err(self.fail(error));
         }
         if self.waiting.is_empty() && !self.own_end && now >= self.said.saturating_add(self.limits.interval) {

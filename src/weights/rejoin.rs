@@ -41,6 +41,11 @@ impl Windows {
     /// came back are taken one after another, the lowest first, so that ranks that wait for each other wait in one
     /// order. Under [`Source::Host`] nothing is shared: the rank counts as there again, and nothing else happens.
     ///
+    /// Let `at_most` be at least [`Limits::hello`](crate::peer::Limits::hello), as for [`Windows::share`]: where
+    /// several ranks died at once, a new process gives its parts only when it has met all. A call that is over before
+    /// ends the session. The process takes the second such end for a refusal, and its [`Links::meet`] ends with an
+    /// error.
+    ///
     /// # Errors
     /// As [`Windows::share`], and those of [`crate::device::Device::remap`] with rank and layer; [`Kind::Corrupt`] for
     /// a part that is not the one of before; [`Kind::InvalidState`] before the parts were shared, and for a rank that

@@ -367,35 +367,99 @@ impl Faults for Refuses {
     }
 }
 
-/// Before its hello or behind it: a rank that ends its sessions and lives refuses this one, and that is told at once.
-/// One that has gone is waited for, and the error says that it was there.
+/// Behind its hello: a rank that closes its sessions and lives refuses this one, and that is told at once. One that
+/// has gone is waited for, as one that closes before its hello or says its end, and the error says how it ended.
 #[test]
 fn a_rank_that_ends_its_sessions_while_the_group_meets_is_named() {
-    for said in [&b""[..], &frames::hello(hello(0, 3))] {
-        for (times, patience, kind, place) in [
-            (2, PATIENCE, Kind::PeerLost, "the connection was closed"),
-            (1, Duration::from_millis(200), Kind::TimedOut, "a process that ended and did not come again"),
-        ] {
-            let folder = Folder::new("before");
-            let listener = UnixListener::bind(folder.0.join("forebay-7-0.sock")).unwrap();
-            thread::scope(|scope| {
-                scope.spawn(move || {
-                    (0..times).for_each(|_| listener.accept().unwrap().0.write_all(said).unwrap());
-                });
-                let error = folder.meet(hello(1, 3), patience).unwrap_err();
-                assert_eq!((error.kind(), error.place(), error.number("rank")), (kind, place, Some(0)));
+    let greets = &frames::hello(hello(0, 3))[..];
+    let parts = &[greets, &frame(4, 0, &[])].concat()[..];
+    let (short, again) = (Duration::from_millis(500), "a process that ended and did not come again");
+    let closed = "the connection was closed";
+    for (said, patience, kind, place) in [
+        (&[greets, greets][..], PATIENCE, Kind::PeerLost, closed.to_string()),
+        (&[greets], short, Kind::TimedOut, format!("{again}: {closed}")),
+        (&[b"", b""], short, Kind::TimedOut, format!("{again}: {closed}")),
+        (&[parts, parts], short, Kind::TimedOut, format!("{again}: it said that it ends")),
+    ] {
+        let folder = Folder::new("before");
+        let listener = UnixListener::bind(folder.0.join("forebay-7-0.sock")).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                said.iter().for_each(|said| listener.accept().unwrap().0.write_all(said).unwrap());
             });
-        }
+            let error = folder.meet(hello(1, 3), patience).unwrap_err();
+            assert_eq!((error.kind(), error.place(), error.number("rank")), (kind, &*place, Some(0)));
+        });
     }
 }
 
-/// The first process of a rank ends while the group meets, before its hello or when it has said something: its rank is
-/// met all the same, by the same calls, and what it said is gone.
+/// A rank is silent, is held for lost, and dies later: the connection that was made to it meanwhile ends too, behind
+/// its hello or before. It has refused nothing, so the process that follows it is met by the same calls.
+#[test]
+fn a_rank_that_was_silent_and_then_dies_is_waited_for() {
+    let greets = frames::hello(hello(0, 3));
+    let lost = Duration::from_secs(2);
+    let limits = Limits { interval: Duration::from_millis(50), lost, ..patient() };
+    let case = |name: &str, last: &[u8]| {
+        let folder = &Folder::new(name);
+        let listener = UnixListener::bind(folder.0.join("forebay-7-0.sock")).unwrap();
+        thread::scope(|scope| {
+            let meet = |rank| {
+                let links = move || Links::meet(&folder.0, hello(rank, 3), limits, no_faults()).unwrap();
+                scope.spawn(links)
+            };
+            let survivor = meet(1);
+            let mut stopped = listener.accept().unwrap().0;
+            stopped.write_all(&greets).unwrap();
+            // Until the survivor closes it.
+            let _ = stopped.read_to_end(&mut Vec::new());
+            let mut dies = listener.accept().unwrap().0;
+            dies.write_all(last).unwrap();
+            dies.shutdown(Shutdown::Write).unwrap();
+            // A meeting that is complete does not look whether one has ended since.
+            let _ = dies.read_to_end(&mut Vec::new());
+            drop(listener);
+            let all = [survivor, meet(0), meet(2)].map(|one| one.join().unwrap());
+            assert!(all.iter().all(|links| links.lost().count() == 0));
+        });
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| case("silent", b""));
+        scope.spawn(|| case("woken", &greets));
+    });
+}
+
+/// A process that says its end and goes while others are missing has met this one where no other can follow it.
+#[test]
+fn a_process_that_says_its_end_stays_met_over_sockets() {
+    let (looks, begun) = (AtomicU32::new(0), Instant::now());
+    let faults = Arc::new(Floods { other: Mutex::new(None), looks, begun });
+    let ((one, mut first), (two, mut second)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+    first.write_all(&[frames::hello(hello(0, 3)), frame(4, 0, &[])].concat()).unwrap();
+    drop(first);
+    let mut links = thread::scope(|scope| {
+        let links = scope.spawn(|| Links::over(vec![one, two], hello(2, 3), patient(), faults.clone()));
+        // Its end has been seen by then.
+        while faults.looks.load(Ordering::Relaxed) < 50 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        second.write_all(&frames::hello(hello(1, 3))).unwrap();
+        links.join().unwrap().unwrap()
+    });
+    assert!(matches!(links.event(PATIENCE), Ok(Some((0, Event::Ended)))) && links.link(0).unwrap().is_over());
+}
+
+/// The first process of a rank ends while the group meets, before its hello or when it has said something, also that it
+/// ends: its rank is met all the same, by the same calls, and what it said is gone.
 #[test]
 fn a_rank_that_is_started_again_while_the_group_meets_is_met_by_the_same_calls() {
     for dead in 0..3_u32 {
-        for says in [false, true] {
-            let folder = &Folder::new(&format!("anew-{dead}-{says}"));
+        let greets = frames::hello(hello(dead, 3));
+        let says = frame(3, 0, b"of the first");
+        for (case, said) in
+            [&[][..], &[&greets, &says], &[&greets, &says, &frame(4, 0, &[])]].iter().enumerate()
+        {
+            let folder = &Folder::new(&format!("anew-{dead}-{case}"));
             let path = |rank: u32| folder.0.join(format!("forebay-7-{rank}.sock"));
             let [first, second] = [[1, 2], [0, 2], [0, 1]][dead as usize];
             let mut all: Vec<Links> = thread::scope(|scope| {
@@ -411,11 +475,9 @@ fn a_rank_that_is_started_again_while_the_group_meets_is_met_by_the_same_calls()
                         UnixStream::connect(&first.1).unwrap()
                     }
                 };
-                if says {
-                    let said = [frames::hello(hello(dead, 3)), frame(3, 0, b"of the first")].concat();
-                    socket.write_all(&said).unwrap();
-                }
+                said.iter().for_each(|said| socket.write_all(said).unwrap());
                 // As a process that ends; the other side answers when it has noticed.
+                socket.set_read_timeout(Some(PATIENCE)).unwrap();
                 socket.shutdown(Shutdown::Write).unwrap();
                 socket.read_to_end(&mut Vec::new()).unwrap();
                 [first.0, meet(second), meet(dead)].map(|one| one.join().unwrap()).into_iter().collect()
