@@ -1495,10 +1495,18 @@ fb_status fb_stream_call(const struct fb_device *device,
 // Writes 1 to `*mark` in the stream's order, on a thread of the device; on FB_DEVICE_HOST inside this call. It runs no
 // code of the caller and takes no lock of his, so a thread that waits for the stream may hold any: that is how a
 // program with an interpreter's lock sees that enqueued work has run, where the work of fb_stream_call would wait for
-// the lock. The write is a release; read `*mark` with acquire. If the device fails first, nothing is written.
+// the lock. If the device fails first, nothing is written.
+//
+// The write is a release: read `*mark` with acquire before you read what the work has written. To free or to
+// overwrite what the work has only read, one load of the whole word is enough, of any order: no processor makes a
+// write visible before a load that decides whether it happens.
+//
+// FB_OUT_OF_RANGE for a stream that the device does not have. FB_BUSY for one that is being captured: every launch
+// would write the word again. FB_DEVICE_FAILED when the device has failed. After an error nothing is written.
 //
 // Requires:
-// `mark` is a word, read by atomic operations alone, until it was written or the device is destroyed.
+// `mark` is a word that nothing else writes, and that whole loads alone read, until it was written or the device is
+// destroyed.
 fb_status fb_stream_mark(const struct fb_device *device,
                          void *stream,
                          uint32_t *mark);
@@ -2185,11 +2193,11 @@ fb_status fb_weights_share(struct fb_weights *weights,
 // Takes a rank in that has come back (FB_LINKS_RETURNED): gives it this rank's parts, takes its parts, and maps them
 // at the addresses of its last process's. Between steps, when all steps have run that pull from the rank. Blocks for
 // at most `at_most_ms` milliseconds. fb_links_poll is refused until then, because it would drop the rank's first part.
-// Several ranks are taken one after another, the lowest first. All replicas are dropped, because the rank has none.
-// Errors are texts of `weights`. FB_BUSY while a step is open or a change of replicas is there. FB_INVALID_STATE for a
-// rank that was never lost. The error of a rank that was lost and has not come back, such as FB_PEER_LOST. FB_CORRUPT
-// for a part that is not the one of before. After an error of the exchange the rank is lost again, and can come back
-// again.
+// Several ranks are taken one after another, the lowest first. Replicas are dropped, because the rank has none: those
+// that it held or owned, and all once no other rank is lost or waits to be attached. Errors are texts of `weights`.
+// FB_BUSY while a step is open or a change of replicas is there. FB_INVALID_STATE for a rank that was never lost. The
+// error of a rank that was lost and has not come back, such as FB_PEER_LOST. FB_CORRUPT for a part that is not the one
+// of before. After an error of the exchange the rank is lost again, and can come back again.
 //
 // Requires:
 // No work that is enqueued or runs pulls from the rank.
@@ -2305,7 +2313,8 @@ const char *fb_plan_note_text(uint32_t bit);
 // FB_INVALID_CONFIG for a replica that is named twice, or of which no whole granule is another rank's.
 // FB_INVALID_STATE before the parts were shared. FB_BUSY while an update or another change of these weights is there:
 // destroy it first, unless it was committed or aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST, and with a driver
-// older than CUDA 13. The error of a layer that cannot be used.
+// older than CUDA 13. The error of a layer that cannot be used. An error of the device, also one that keeps an update
+// or a change that was destroyed from giving its memory back (fb_replication_abort): the call may be made again.
 //
 // Requires:
 // `replicas` has `replica_count` entries, whose names end with a zero; `replication` has room for the result.
@@ -2339,8 +2348,9 @@ fb_status fb_replication_left(const struct fb_replication *replication, uint64_t
 // and holders hash what they have, and both have to agree. Blocks until the copies have run and this rank has hashed,
 // and then until all ranks have shared, for at most `at_most_ms` milliseconds. Errors are texts of `replication`.
 // FB_INVALID_STATE with the bytes that are left, for a change that was shared before, and while a rank that has come
-// back is not attached again; the error of a rank that is lost. Then nothing was said to any rank, and the call may be
-// made again.
+// back is not attached again; the error of a rank that is lost; FB_INVALID_CONFIG for `links` that is NULL or has
+// sessions of another group or plan; FB_BUSY while another call is inside one of the two; FB_CLOSED. Then nothing was
+// said to any rank, and the call may be made again.
 //
 // After other errors the change cannot be committed by any rank, and is begun again, under a higher number.
 // FB_CORRUPT, with rank and layer, for a replica that is not what its owner has. FB_INVALID_CONFIG for a rank that has
@@ -2356,14 +2366,16 @@ fb_status fb_replication_share(struct fb_replication *replication,
 
 // Gives a change up: the other ranks then abort it too, unless all have committed already, and its memory is given
 // back. Blocks until the copies into it have run. Nothing happens to a change that is over. After an error of the
-// device the change may keep its memory, and fb_replication_create returns FB_BUSY: call it again. Once the change is
-// destroyed, it stays so.
+// device the change may keep its memory, and fb_replication_create returns FB_BUSY: call it again. If the change is
+// destroyed instead, the next call that returns FB_BUSY while a change is there, such as fb_update_create, first does
+// what is left, or returns the device's error.
 //
 // Requires:
 // Nothing beyond the conventions at the top of the header.
 fb_status fb_replication_abort(struct fb_replication *replication);
 
-// Destroys a change of the replicas. One that was not committed is aborted, as by fb_replication_abort.
+// Destroys a change of the replicas. One that was not committed is aborted, as by fb_replication_abort; what the
+// device refuses then is left to a later call, as described there.
 //
 // Requires:
 // Nothing beyond the conventions at the top of the header.
@@ -2372,8 +2384,8 @@ fb_status fb_replication_destroy(struct fb_replication *replication);
 // Takes a change of the replicas, at a border between two steps at which all ranks do, or at which none does: then the
 // old ones stay, on every rank. All is as for fb_weights_commit, `outcome` and its FB_UPDATE_ constants too.
 // FB_UPDATE_COMMITTED: every rank reads the new replicas, and the memory of those that are gone was given back.
-// FB_UPDATE_ABORTED: `reason` receives why. No byte of a layer changes, so the next step pulls nothing anew. Destroy
-// the change afterwards.
+// FB_UPDATE_ABORTED: `reason` receives why. After an error `reason` is not written. No byte of a layer changes, so the
+// next step pulls nothing anew. Destroy the change afterwards.
 //
 // Errors are texts of `weights`. With FB_UPDATE_OPEN nothing was decided in this call, and it may be called again:
 // FB_BUSY while a step is open or if `stream` is being captured; FB_INVALID_STATE for a change that was not shared, is
@@ -2396,7 +2408,8 @@ fb_status fb_weights_commit_replicas(struct fb_weights *weights,
                                      size_t reason_bytes);
 
 // Copies the replicas that ranks hold for each other at present, in the order of layers, tensors and ranks, as many as
-// `room` allows. `*count` receives how many there are. Their names stay valid until the weights are destroyed.
+// `room` allows. `*count` receives how many there are. Their names stay valid until the device is destroyed, also when
+// the weights are.
 //
 // Requires:
 // `replicas` has `room` places; `count` has room for the result.
@@ -2408,9 +2421,10 @@ fb_status fb_weights_replicas(const struct fb_weights *weights,
 // Gives up all replicas, on this rank alone, between steps: it reads from owners again, and gives back the memory of
 // its own replicas and what it holds of others'. Blocks until the pulls that were enqueued have run. No byte of a
 // layer changes. The device has the memory again when no rank reads it any more. For ranks of which one has replicas
-// that another has not, and for a group that needs the memory: before the next change all ranks do so. FB_BUSY while a
-// step is open or a change is there. An error of the device names the layer, which keeps its replicas; where the
-// device has failed, every later call for it returns that error.
+// that another has not, and for a group that needs the memory: before the next change all ranks do so.
+// FB_INVALID_STATE before the parts were shared. FB_BUSY while a step is open or a change is there. An error of the
+// device names the layer, which keeps its replicas; where the device has failed, every later call for it returns that
+// error.
 //
 // Requires:
 // No work that is enqueued or runs uses a window.
@@ -2418,8 +2432,10 @@ fb_status fb_weights_drop_replicas(struct fb_weights *weights);
 
 // Reads around the ranks that were lost (fb_weights_lost), on this rank alone, between steps: where another rank has
 // the same bytes, pulls read them there from now on. A layer that still needs a rank that was lost is FB_PEER_LOST as
-// before. Blocks until the pulls that were enqueued have run. FB_BUSY while a step is open or a change is there.
-// Errors of the device are those of fb_weights_drop_replicas.
+// before. Blocks until the pulls that were enqueued have run. FB_INVALID_STATE before the parts were shared. FB_BUSY
+// while a step is open or a change is there. After an error of the device each part is read where it was before or
+// where it is anew, and the bytes of both are the same; where the device has failed, every later call for the layer
+// returns that error.
 //
 // Requires:
 // No work that is enqueued or runs uses a window.
@@ -2740,7 +2756,8 @@ fb_status fb_trace_destroy(struct fb_trace *trace);
 // that it takes; FB_OUT_OF_MEMORY says how many it needs. Errors are texts of `weights`. FB_INVALID_STATE before the
 // parts were shared. FB_BUSY while another update of these weights, or a change of their replicas, is there: destroy
 // it first, unless it was committed or aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no
-// layers, or one twice.
+// layers, or one twice. An error of the device, also one that keeps an update or a change that was destroyed from
+// giving its memory back: the call may be made again.
 //
 // Requires:
 // `layers` has `layer_count` entries; `update` has room for the result.
@@ -2767,9 +2784,13 @@ fb_status fb_update_fill(struct fb_update *update,
 // is filled, on a thread that serves the sessions meanwhile. Blocks until the copies into the update have run and this
 // rank's part is hashed, and then until all ranks have shared, for at most `at_most_ms` milliseconds. Errors are texts
 // of `update`. FB_INVALID_STATE for an update that is not filled or was shared before, and while a rank that has come
-// back is not attached again. FB_INVALID_CONFIG for a rank that updates other layers or to a later version.
-// FB_CANCELLED for a rank whose own call has failed. FB_TIMED_OUT and FB_PEER_LOST name the rank. After an error of
-// the exchange the update is begun again, under a higher version.
+// back is not attached again; the error of a rank that is lost; FB_INVALID_CONFIG for `links` that is NULL or has
+// sessions of another group or plan; FB_BUSY while another call is inside one of the two; FB_CLOSED. Then nothing was
+// said to any rank, and the call may be made again.
+//
+// After other errors the update cannot be committed by any rank, and is begun again, under a higher version.
+// FB_INVALID_CONFIG for a rank that updates other layers or to a later version. FB_CANCELLED for a rank whose own call
+// has failed. FB_TIMED_OUT and FB_PEER_LOST name the rank.
 //
 // Requires:
 // Nothing beyond the conventions at the top of the header.
@@ -2788,8 +2809,8 @@ fb_status fb_update_verify(struct fb_update *update, uint32_t layer, void *strea
 // version stays, on every rank. `step` is a number of the border, the same on all ranks. `stream` is ordered after all
 // steps. Waits until all ranks are there, for at most `at_most_ms` milliseconds. `outcome` receives
 // FB_UPDATE_COMMITTED or FB_UPDATE_ABORTED; an abort is no failure of this call, and `reason` receives why, as far as
-// this rank knows. Otherwise `reason` is empty. Addresses and captured graphs hold; replicas of the layers are
-// dropped on all ranks. Destroy the update afterwards.
+// this rank knows; after a commit `reason` is empty, and after an error it is not written. Addresses and captured
+// graphs hold; replicas of the layers are dropped on all ranks. Destroy the update afterwards.
 //
 // Errors are texts of `weights`. With an error, too, `outcome` is written. FB_UPDATE_OPEN: nothing was decided in this
 // call, and it may be called again. So it is with FB_BUSY while a step is open or if `stream` is being captured, with
@@ -2814,7 +2835,8 @@ fb_status fb_weights_commit(struct fb_weights *weights,
                             size_t reason_bytes);
 
 // Destroys an update. One that was not committed is aborted: the others then abort too, and its memory is given back.
-// Blocks until the copies into it have run.
+// Blocks until the copies into it have run. What the device refuses is left to the next fb_update_create or other call
+// that needs the update to be over.
 //
 // Requires:
 // Nothing beyond the conventions at the top of the header.

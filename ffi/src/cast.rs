@@ -9,7 +9,6 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::AtomicU32;
 
 use forebay::device::{Device, Slice, Stream};
 use forebay::{Error, Kind, Result};
@@ -85,16 +84,6 @@ impl<T> Out<'_, T> {
     }
 }
 
-/// A word that other threads write and read.
-///
-/// # Safety
-/// `pointer` is null, or names a word that is used by atomic operations alone during `'a`.
-pub(crate) unsafe fn word<'a>(pointer: *mut u32, name: &'static str) -> Result<&'a AtomicU32> {
-    checked(pointer, name)?;
-    // SAFETY: not null, aligned; the rest is the caller's contract.
-    Ok(unsafe { AtomicU32::from_ptr(pointer) })
-}
-
 /// The same for a result that the caller may decline with a null.
 ///
 /// # Safety
@@ -102,6 +91,12 @@ pub(crate) unsafe fn word<'a>(pointer: *mut u32, name: &'static str) -> Result<&
 pub(crate) unsafe fn out_or_none<'a, T>(pointer: *mut T, name: &'static str) -> Result<Option<Out<'a, T>>> {
     // SAFETY: the same contract.
     (!pointer.is_null()).then(|| unsafe { out(pointer, name) }).transpose()
+}
+
+/// The address of a word that is written after the call, exposed: neither null nor misaligned.
+pub(crate) fn word(pointer: *mut u32, name: &'static str) -> Result<usize> {
+    checked(pointer, name)?;
+    Ok(pointer.expose_provenance())
 }
 
 /// The destination of `count` values, which need not be initialised.

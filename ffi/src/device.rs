@@ -3,7 +3,7 @@
 //! A stream is identified by its value alone, so no call on this side looks one up: on CUDA by the `CUstream`, on a
 //! host device by the stream's number, where NULL is the first. The device itself rejects an unknown value.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CString, c_char, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -80,6 +80,8 @@ pub struct FbDevice {
     asked: Event,
     /// Events of finished waits, for reuse: a device never frees an event.
     events: Mutex<Vec<Event>>,
+    /// Names that C was given pointers to.
+    names: Mutex<Vec<Arc<[CString]>>>,
 }
 
 impl Object for FbDevice {
@@ -237,6 +239,7 @@ impl FbDevice {
             cuda: None,
             tenants: Arc::new(AtomicU32::new(0)),
             events: Mutex::new(Vec::new()),
+            names: Mutex::new(Vec::new()),
         })
     }
 
@@ -248,6 +251,11 @@ impl FbDevice {
             door: self.door.clone(),
             place: Place(Arc::clone(&self.tenants)),
         }
+    }
+
+    /// Keeps names as long as the device lives.
+    pub(crate) fn keep(&self, names: Arc<[CString]>) {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner).push(names);
     }
 
     fn check_ended(&mut self) -> Result<()> {
@@ -443,23 +451,38 @@ pub unsafe extern "C" fn fb_stream_call(
 /// Writes 1 to `*mark` in the stream's order, on a thread of the device; on FB_DEVICE_HOST inside this call. It runs no
 /// code of the caller and takes no lock of his, so a thread that waits for the stream may hold any: that is how a
 /// program with an interpreter's lock sees that enqueued work has run, where the work of fb_stream_call would wait for
-/// the lock. The write is a release; read `*mark` with acquire. If the device fails first, nothing is written.
+/// the lock. If the device fails first, nothing is written.
+///
+/// The write is a release: read `*mark` with acquire before you read what the work has written. To free or to
+/// overwrite what the work has only read, one load of the whole word is enough, of any order: no processor makes a
+/// write visible before a load that decides whether it happens.
+///
+/// FB_OUT_OF_RANGE for a stream that the device does not have. FB_BUSY for one that is being captured: every launch
+/// would write the word again. FB_DEVICE_FAILED when the device has failed. After an error nothing is written.
 ///
 /// # Safety
-/// `mark` is a word, read by atomic operations alone, until it was written or the device is destroyed.
+/// `mark` is a word that nothing else writes, and that whole loads alone read, until it was written or the device is
+/// destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_stream_mark(
     device: *const FbDevice,
     stream: *mut c_void,
     mark: *mut u32,
 ) -> FbStatus {
-    // SAFETY: this call's contract, also for the write, which is atomic.
-    unsafe {
-        read(device, |device| {
-            let mark = cast::word(mark, "mark")?;
-            device.device.call(cast::stream(stream), Arc::new(move || mark.store(1, Ordering::Release)))
-        })
-    }
+    read(device, |device| {
+        let (mark, stream) = (cast::word(mark, "mark")?, cast::stream(stream));
+        if device.device.is_capturing(stream)? {
+            return Err(Error::new(Kind::Busy, "mark")
+                .at("a stream that is being captured")
+                .hint("mark behind the launch"));
+        }
+        let write = move || {
+            // SAFETY: neither null nor misaligned; there until this write, by this call's contract.
+            let mark = unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(mark)) };
+            mark.store(1, Ordering::Release);
+        };
+        device.device.call(stream, Arc::new(write))
+    })
 }
 
 /// Allocates zeroed device memory that lives as long as the device, for an engine without an allocator of its own.

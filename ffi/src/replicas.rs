@@ -74,7 +74,8 @@ impl FbWeights {
 /// FB_INVALID_CONFIG for a replica that is named twice, or of which no whole granule is another rank's.
 /// FB_INVALID_STATE before the parts were shared. FB_BUSY while an update or another change of these weights is there:
 /// destroy it first, unless it was committed or aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST, and with a driver
-/// older than CUDA 13. The error of a layer that cannot be used.
+/// older than CUDA 13. The error of a layer that cannot be used. An error of the device, also one that keeps an update
+/// or a change that was destroyed from giving its memory back (fb_replication_abort): the call may be made again.
 ///
 /// # Safety
 /// `replicas` has `replica_count` entries, whose names end with a zero; `replication` has room for the result.
@@ -150,8 +151,9 @@ pub unsafe extern "C" fn fb_replication_left(replication: *const FbReplication, 
 /// and holders hash what they have, and both have to agree. Blocks until the copies have run and this rank has hashed,
 /// and then until all ranks have shared, for at most `at_most_ms` milliseconds. Errors are texts of `replication`.
 /// FB_INVALID_STATE with the bytes that are left, for a change that was shared before, and while a rank that has come
-/// back is not attached again; the error of a rank that is lost. Then nothing was said to any rank, and the call may be
-/// made again.
+/// back is not attached again; the error of a rank that is lost; FB_INVALID_CONFIG for `links` that is NULL or has
+/// sessions of another group or plan; FB_BUSY while another call is inside one of the two; FB_CLOSED. Then nothing was
+/// said to any rank, and the call may be made again.
 ///
 /// After other errors the change cannot be committed by any rank, and is begun again, under a higher number.
 /// FB_CORRUPT, with rank and layer, for a replica that is not what its owner has. FB_INVALID_CONFIG for a rank that has
@@ -176,8 +178,9 @@ pub unsafe extern "C" fn fb_replication_share(
 
 /// Gives a change up: the other ranks then abort it too, unless all have committed already, and its memory is given
 /// back. Blocks until the copies into it have run. Nothing happens to a change that is over. After an error of the
-/// device the change may keep its memory, and fb_replication_create returns FB_BUSY: call it again. Once the change is
-/// destroyed, it stays so.
+/// device the change may keep its memory, and fb_replication_create returns FB_BUSY: call it again. If the change is
+/// destroyed instead, the next call that returns FB_BUSY while a change is there, such as fb_update_create, first does
+/// what is left, or returns the device's error.
 ///
 /// # Safety
 /// Nothing beyond the conventions at the top of the header.
@@ -186,7 +189,8 @@ pub unsafe extern "C" fn fb_replication_abort(replication: *mut FbReplication) -
     change(replication, |replication| replication.change.abort())
 }
 
-/// Destroys a change of the replicas. One that was not committed is aborted, as by fb_replication_abort.
+/// Destroys a change of the replicas. One that was not committed is aborted, as by fb_replication_abort; what the
+/// device refuses then is left to a later call, as described there.
 ///
 /// # Safety
 /// Nothing beyond the conventions at the top of the header.
@@ -198,8 +202,8 @@ pub unsafe extern "C" fn fb_replication_destroy(replication: *mut FbReplication)
 /// Takes a change of the replicas, at a border between two steps at which all ranks do, or at which none does: then the
 /// old ones stay, on every rank. All is as for fb_weights_commit, `outcome` and its FB_UPDATE_ constants too.
 /// FB_UPDATE_COMMITTED: every rank reads the new replicas, and the memory of those that are gone was given back.
-/// FB_UPDATE_ABORTED: `reason` receives why. No byte of a layer changes, so the next step pulls nothing anew. Destroy
-/// the change afterwards.
+/// FB_UPDATE_ABORTED: `reason` receives why. After an error `reason` is not written. No byte of a layer changes, so the
+/// next step pulls nothing anew. Destroy the change afterwards.
 ///
 /// Errors are texts of `weights`. With FB_UPDATE_OPEN nothing was decided in this call, and it may be called again:
 /// FB_BUSY while a step is open or if `stream` is being captured; FB_INVALID_STATE for a change that was not shared, is
@@ -230,7 +234,8 @@ pub unsafe extern "C" fn fb_weights_commit_replicas(
 }
 
 /// Copies the replicas that ranks hold for each other at present, in the order of layers, tensors and ranks, as many as
-/// `room` allows. `*count` receives how many there are. Their names stay valid until the weights are destroyed.
+/// `room` allows. `*count` receives how many there are. Their names stay valid until the device is destroyed, also when
+/// the weights are.
 ///
 /// # Safety
 /// `replicas` has `room` places; `count` has room for the result.
@@ -252,9 +257,10 @@ pub unsafe extern "C" fn fb_weights_replicas(
 /// Gives up all replicas, on this rank alone, between steps: it reads from owners again, and gives back the memory of
 /// its own replicas and what it holds of others'. Blocks until the pulls that were enqueued have run. No byte of a
 /// layer changes. The device has the memory again when no rank reads it any more. For ranks of which one has replicas
-/// that another has not, and for a group that needs the memory: before the next change all ranks do so. FB_BUSY while a
-/// step is open or a change is there. An error of the device names the layer, which keeps its replicas; where the
-/// device has failed, every later call for it returns that error.
+/// that another has not, and for a group that needs the memory: before the next change all ranks do so.
+/// FB_INVALID_STATE before the parts were shared. FB_BUSY while a step is open or a change is there. An error of the
+/// device names the layer, which keeps its replicas; where the device has failed, every later call for it returns that
+/// error.
 ///
 /// # Safety
 /// No work that is enqueued or runs uses a window.
@@ -265,8 +271,10 @@ pub unsafe extern "C" fn fb_weights_drop_replicas(weights: *mut FbWeights) -> Fb
 
 /// Reads around the ranks that were lost (fb_weights_lost), on this rank alone, between steps: where another rank has
 /// the same bytes, pulls read them there from now on. A layer that still needs a rank that was lost is FB_PEER_LOST as
-/// before. Blocks until the pulls that were enqueued have run. FB_BUSY while a step is open or a change is there.
-/// Errors of the device are those of fb_weights_drop_replicas.
+/// before. Blocks until the pulls that were enqueued have run. FB_INVALID_STATE before the parts were shared. FB_BUSY
+/// while a step is open or a change is there. After an error of the device each part is read where it was before or
+/// where it is anew, and the bytes of both are the same; where the device has failed, every later call for the layer
+/// returns that error.
 ///
 /// # Safety
 /// No work that is enqueued or runs uses a window.

@@ -113,7 +113,8 @@ pub(crate) unsafe fn commit<T: Taken>(
 /// that it takes; FB_OUT_OF_MEMORY says how many it needs. Errors are texts of `weights`. FB_INVALID_STATE before the
 /// parts were shared. FB_BUSY while another update of these weights, or a change of their replicas, is there: destroy
 /// it first, unless it was committed or aborted. FB_UNSUPPORTED with FB_WEIGHTS_FROM_HOST. FB_INVALID_CONFIG for no
-/// layers, or one twice.
+/// layers, or one twice. An error of the device, also one that keeps an update or a change that was destroyed from
+/// giving its memory back: the call may be made again.
 ///
 /// # Safety
 /// `layers` has `layer_count` entries; `update` has room for the result.
@@ -165,9 +166,13 @@ pub unsafe extern "C" fn fb_update_fill(
 /// is filled, on a thread that serves the sessions meanwhile. Blocks until the copies into the update have run and this
 /// rank's part is hashed, and then until all ranks have shared, for at most `at_most_ms` milliseconds. Errors are texts
 /// of `update`. FB_INVALID_STATE for an update that is not filled or was shared before, and while a rank that has come
-/// back is not attached again. FB_INVALID_CONFIG for a rank that updates other layers or to a later version.
-/// FB_CANCELLED for a rank whose own call has failed. FB_TIMED_OUT and FB_PEER_LOST name the rank. After an error of
-/// the exchange the update is begun again, under a higher version.
+/// back is not attached again; the error of a rank that is lost; FB_INVALID_CONFIG for `links` that is NULL or has
+/// sessions of another group or plan; FB_BUSY while another call is inside one of the two; FB_CLOSED. Then nothing was
+/// said to any rank, and the call may be made again.
+///
+/// After other errors the update cannot be committed by any rank, and is begun again, under a higher version.
+/// FB_INVALID_CONFIG for a rank that updates other layers or to a later version. FB_CANCELLED for a rank whose own call
+/// has failed. FB_TIMED_OUT and FB_PEER_LOST name the rank.
 ///
 /// # Safety
 /// Nothing beyond the conventions at the top of the header.
@@ -202,8 +207,8 @@ pub unsafe extern "C" fn fb_update_verify(
 /// version stays, on every rank. `step` is a number of the border, the same on all ranks. `stream` is ordered after all
 /// steps. Waits until all ranks are there, for at most `at_most_ms` milliseconds. `outcome` receives
 /// FB_UPDATE_COMMITTED or FB_UPDATE_ABORTED; an abort is no failure of this call, and `reason` receives why, as far as
-/// this rank knows. Otherwise `reason` is empty. Addresses and captured graphs hold; replicas of the layers are
-/// dropped on all ranks. Destroy the update afterwards.
+/// this rank knows; after a commit `reason` is empty, and after an error it is not written. Addresses and captured
+/// graphs hold; replicas of the layers are dropped on all ranks. Destroy the update afterwards.
 ///
 /// Errors are texts of `weights`. With an error, too, `outcome` is written. FB_UPDATE_OPEN: nothing was decided in this
 /// call, and it may be called again. So it is with FB_BUSY while a step is open or if `stream` is being captured, with
@@ -236,7 +241,8 @@ pub unsafe extern "C" fn fb_weights_commit(
 }
 
 /// Destroys an update. One that was not committed is aborted: the others then abort too, and its memory is given back.
-/// Blocks until the copies into it have run.
+/// Blocks until the copies into it have run. What the device refuses is left to the next fb_update_create or other call
+/// that needs the update to be over.
 ///
 /// # Safety
 /// Nothing beyond the conventions at the top of the header.

@@ -211,8 +211,9 @@ impl Versioned for FbLayerWeights {
 #[derive(Debug)]
 pub struct FbWeights {
     pub(crate) ring: Ring<Windows>,
-    /// The names of its tensors, in order, for C to read.
-    pub(crate) names: Vec<CString>,
+    /// The names of its tensors, in order, for C to read. The device has them too: another thread may destroy the
+    /// weights while C still reads.
+    pub(crate) names: Arc<[CString]>,
     /// After the ring: it ends before the device counts it out.
     pub(crate) tenant: Tenant,
 }
@@ -231,14 +232,14 @@ fn refuse(place: &'static str, value: u64, why: &'static str) -> Error {
 }
 
 /// The names of a plan's tensors as C reads them, in order, each once.
-fn names(windows: &Windows) -> Vec<CString> {
+fn names(windows: &Windows) -> Arc<[CString]> {
     let tensors = windows.plan().layers().iter().flat_map(|layer| layer.layout.tensors());
     // They came from C, so no zero is inside.
     let mut names: Vec<CString> =
         tensors.filter_map(|tensor| CString::new(tensor.name.as_str()).ok()).collect();
     names.sort_unstable();
     names.dedup();
-    names
+    names.into()
 }
 
 /// An engine's memory that holds `bytes` bytes of weights.
@@ -366,7 +367,9 @@ impl FbWeightsConfig {
         let faults: Arc<dyn Faults> = Arc::new(NoFaults);
         let windows = Windows::new(&tenant.device, plan, pulls, &faults)?;
         let names = names(&windows);
-        Ok(FbWeights { ring: Ring::new(&tenant.device, windows, options)?, names, tenant })
+        let ring = Ring::new(&tenant.device, windows, options)?;
+        device.keep(Arc::clone(&names));
+        Ok(FbWeights { ring, names, tenant })
     }
 }
 

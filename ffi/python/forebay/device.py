@@ -28,13 +28,12 @@ from ._library import NULL, check, check_created, ffi, lib, new_text, path_bytes
 from .calls import DROPPED, RUNS, Call, caller
 from .config import set_fields
 from .errors import Closed, InvalidArgument
-from .keep import NOT_LET_IN
-from .tensors import HOST, Place, index
+from .keep import Loans
+from .tensors import BYTES_MAX, HOST, Place, index
 
 _Self = TypeVar("_Self", bound="Device")
 
 
-_BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 _BYTES = np.dtype(np.uint8)
 _HOST_MEMORY = {"registered": lib.FB_HOST_MEMORY_REGISTERED, "driver": lib.FB_HOST_MEMORY_DRIVER}
 
@@ -44,8 +43,6 @@ alive: dict[Any, None] = {}
 # The device object among the users of its handle.
 _OBJECT = "the device object"
 _left: deque[Any] = deque()
-# Of what is lent, a copy looks at so many for what has run: a stream that is behind makes no copy slow.
-_LOOKED_AT = 64
 # Not empty: the interpreter is ending, and no callback may begin.
 ending: list[bool] = []
 
@@ -93,10 +90,8 @@ class DeviceHandle:
         self.failed: dict[int, list[BaseException]] = {}
         self.call = caller(self.calls, self.failed)
         self.keys = itertools.count(1)
-        # What copies outside of steps read, each with the word in which the library says that its copy has run; and
-        # those of which it will say nothing.
-        self.lent: dict[int, tuple[object, Any]] = {}
-        self.kept: list[tuple[object, Any]] = []
+        # What copies outside of steps read.
+        self.loans = Loans()
         # Whether a thread of the device may be running Python code.
         self.called = False
         # Whether the device object is one of its users. The interpreter's end does not wait for that user.
@@ -143,8 +138,8 @@ class DeviceHandle:
         """
         if self not in alive:
             return True
-        self.release()
-        if (self.calls or self.lent) and not wait:
+        self.loans.release()
+        if (self.calls or self.loans) and not wait:
             return False
         if self.pointer == NULL:
             # The creation failed.
@@ -162,8 +157,7 @@ class DeviceHandle:
             warnings.warn(f"a device could not be ended: {status_text(status)}", ResourceWarning, stacklevel=2)
         elif status == 0:
             # All copies have run. In a forked child the parent's may not have.
-            self.lent.clear()
-            self.kept.clear()
+            self.loans = Loans()
         return True
 
     def enqueue(self, work: Callable[[], object], on: Any) -> int:
@@ -197,48 +191,33 @@ class DeviceHandle:
         """
         if not self.later:
             return copy()
-        self.release(_LOOKED_AT)
-        key, mark = next(self.keys), ffi.new("uint32_t *")
-        self.lent[key] = (owner, mark)
-        status = copy()
-        if status in NOT_LET_IN:
-            self.lent.pop(key, None)
-        else:
-            # Part of a refused copy may have been enqueued. If the device refuses the mark, it keeps `owner`.
-            lib.fb_stream_mark(self.pointer, on, mark)
-        return status
+        self.loans.release()
 
-    def release(self, most: int | None = None) -> None:
-        """Releases what copies have read: of all that is lent, or of the `most` that were lent first."""
-        # The numbers are copied at once: another thread may lend and release meanwhile.
-        for key in list(itertools.islice(self.lent, most)):
-            lent = self.lent.get(key)
-            if lent is not None and lent[1][0]:
-                self.lent.pop(key, None)
+        def mark(word: Any) -> int:
+            return int(lib.fb_stream_mark(self.pointer, on, word))
+
+        return self.loans.lend(owner, _address_of(on), copy, mark)
 
     def wait(self) -> None:
         """Waits for its streams. A call that is noted before and after was never enqueued: an exception came between.
         Its note would keep the device from its end. Or a thread is about to enqueue it, which then raises Closed. The
         same is true of what is lent, but no copy can be called back: that is kept until the device has ended.
         """
-        noted, lent = list(self.calls), list(self.lent)
+        noted, loans = list(self.calls), self.loans.unmarked()
         failed = [lib.fb_stream_wait(self.pointer, stream) for stream in self.streams.copy().values()]
-        self.release()
+        self.loans.release()
         if any(failed):
             return
         for key in noted:
             call = self.calls.get(key)
             if call is not None and call.decide(DROPPED):
                 self.calls.pop(key, None)
-        for key in lent:
-            left = self.lent.get(key)
-            if left is not None:
-                self.kept.append(left)
-                self.lent.pop(key, None)
+        self.loans.waited(loans)
+        self.loans.keep(loans)
 
     def at_exit(self) -> None:
         """Lets Python calls finish while the interpreter exists; a device with views stays."""
-        if self.called or self.lent:
+        if self.called or self.loans:
             self.wait()
         if len(self._users) <= self.owned:
             self.end(wait=True)
@@ -404,9 +383,12 @@ class Device:
             The exception of a `call` that was enqueued on `stream`.
         """
         pointer, on = self._open(), self.stream_of(stream)
+        loans = self._handle.loans
+        unmarked = loans.unmarked(_address_of(on))
         check(lib.fb_stream_wait(pointer, on), pointer)
+        loans.waited(unmarked)
         end_left()
-        self._handle.release()
+        loans.release()
         raised = self._handle.failed.get(_address_of(on))
         if raised:
             raise raised.pop(0)
@@ -450,9 +432,13 @@ class Device:
             raise InvalidArgument("stream", _stream_text(stream), "a stream of the engine's that was named before")
         # Forgotten before the call: if a program names the stream again, it is borrowed again.
         self._streams.pop(_address_of(on), None)
+        unmarked = self._handle.loans.unmarked(_address_of(on))
         status = lib.fb_stream_return(pointer, on)
         if status:
             self._streams[_address_of(on)] = on
+        else:
+            self._handle.loans.waited(unmarked)
+            self._handle.loans.returned(_address_of(on))
         check(status, pointer)
 
     def _borrowed(self, stream: Any) -> int:
@@ -466,7 +452,7 @@ class Device:
         An exception of a `call` that no `wait` has raised becomes a RuntimeWarning.
         """
         if self._closer.alive:
-            if self._handle.called or self._handle.lent:
+            if self._handle.called or self._handle.loans:
                 self._handle.wait()
             self._handle.disown()
             self._closer.detach()
@@ -509,7 +495,7 @@ class Device:
             InvalidArgument.
         """
         axes = shape if isinstance(shape, (tuple, list)) else (shape,)
-        extents = tuple(index(extent, "shape", _BYTES_MAX) for extent in axes)
+        extents = tuple(index(extent, "shape", BYTES_MAX) for extent in axes)
         pointer, made = self._open(), ffi.new("void **")
         check(lib.fb_device_allocate(pointer, math.prod(extents), made), pointer)
         return self.view(int(ffi.cast("uintptr_t", made[0])), extents)

@@ -82,7 +82,7 @@ class Handled:
             if not self._handle.end(wait=True):
                 check(lib.FB_BUSY, self._pointer)
             self._closer.detach()
-        self._handle.device.release()
+        self._handle.device.loans.release()
         end_left()
 
     @property

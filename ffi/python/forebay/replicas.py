@@ -13,10 +13,9 @@ from .errors import InvalidArgument
 from .handle import Handle, Handled
 from .links import Links, milliseconds
 from .overlap import several
-from .tensors import index
+from .tensors import BYTES_MAX, index
 from .update import Outcome, commit, sessions
 
-_BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 
 
 class Replica(NamedTuple):
@@ -38,7 +37,7 @@ class Replication(Handled):
     Attributes:
         number: its number.
         failed: whether the last `Weights.commit_replicas` raised after the ranks had decided. After an error without it
-            nothing was decided, and the commit may be repeated.
+            nothing was decided, and the commit may be repeated; but not after Internal.
     """
 
     failed: bool = False
@@ -58,10 +57,11 @@ class Replication(Handled):
         Raises:
             InvalidState: `share` was called, or the change is over.
             Busy: `stream` is being captured.
+            DeviceFailed: what was not enqueued is left to be copied.
             InvalidArgument, Closed.
         """
         on, left = self._device.stream_of(stream), ffi.new("uint64_t *")
-        check(lib.fb_replication_advance(self._pointer, index(most, "most", _BYTES_MAX), on, left), self._pointer)
+        check(lib.fb_replication_advance(self._pointer, index(most, "most", BYTES_MAX), on, left), self._pointer)
         return int(left[0])
 
     @property
@@ -84,13 +84,14 @@ class Replication(Handled):
         Raises:
             InvalidState: bytes are left to be copied, it was shared before, or a rank that has come back is not
                 attached again. Nothing was said to any rank, and the call may be made again.
+            InvalidArgument, Busy, Closed, InvalidConfig for sessions of another group or plan, and the error of a rank
+                that is lost. The same.
             Corrupt: a replica that is not what its owner has; the message names rank and layer.
             InvalidConfig: a rank that has other replicas, or wants others. If it was called with the same, call
                 `Weights.drop_replicas` on all ranks.
             Cancelled: a rank whose own call has failed.
             TimedOut, PeerLost: the message names the rank. After an error of the exchange the change is begun again,
                 under a higher number.
-            InvalidArgument, Busy, Closed.
         """
         on, most = self._device.stream_of(stream), milliseconds(at_most, "at_most")
         check(lib.fb_replication_share(self._pointer, sessions(links), on, most), self._pointer)
@@ -98,9 +99,12 @@ class Replication(Handled):
     def abort(self) -> None:
         """Gives the change up: the other ranks then abort it too, unless all have committed already, and its memory is
         given back. Blocks until the copies into it have run. Nothing happens to a change that is over. After an error
-        of the device it may keep its memory, and `Weights.replicate` raises Busy: call it again.
+        of the device it may keep its memory, and `Weights.replicate` raises Busy: call it again. If the change is
+        closed instead, the next call that raises Busy while a change is there first does what is left, or raises the
+        device's error.
 
         Raises:
+            DeviceFailed: the device's error.
             Busy, Closed.
         """
         check(lib.fb_replication_abort(self._pointer), self._pointer)
@@ -135,10 +139,12 @@ class WithReplicas(Handled):
             Busy: an update or another change of these weights is there: close it first, unless it was committed or
                 aborted.
             Unsupported: weights with the source "host", or a driver older than CUDA 13.
+            The error of a layer that cannot be used.
+            DeviceFailed: also where one that was closed could not give its memory back. The call may be repeated.
             InvalidArgument, Closed.
         """
         given, count, _held = _declare(replicas)
-        which, most = index(number, "number"), index(at_most, "at_most", _BYTES_MAX)
+        which, most = index(number, "number"), index(at_most, "at_most", BYTES_MAX)
 
         def create(made: Any) -> None:
             check(lib.fb_replication_create(self._pointer, which, given, count, most, made), self._pointer)
@@ -168,7 +174,13 @@ class WithReplicas(Handled):
         Raises:
             Busy, Closed.
         """
-        return _there(self._pointer)
+        device, user = self._handle.device, object()
+        try:
+            # Another thread may close weights and device meanwhile, but the names live as long as the device.
+            device.enter(user)
+            return _there(self._pointer)
+        finally:
+            device.leave(user)
 
     def drop_replicas(self) -> None:
         """Gives up all replicas, on this rank alone, between steps, and gives the memory of its own back. Blocks until
@@ -178,7 +190,10 @@ class WithReplicas(Handled):
 
         Raises:
             Busy: a step is open, or a change is there.
-            InvalidState, Closed.
+            InvalidState: the parts were not shared.
+            DeviceFailed: the message names the first layer that keeps its replicas; others are dropped. Where the
+                device has failed, every later call for such a layer raises that error.
+            Closed.
         """
         check(lib.fb_weights_drop_replicas(self._pointer), self._pointer)
 
@@ -189,7 +204,10 @@ class WithReplicas(Handled):
 
         Raises:
             Busy: a step is open, or a change is there.
-            InvalidState, Closed.
+            InvalidState: the parts were not shared.
+            DeviceFailed: each part is read where it was or where it is anew; the bytes are the same. Where the device
+                has failed, every later call for the layer raises that error.
+            Closed.
         """
         check(lib.fb_weights_reroute(self._pointer), self._pointer)
 

@@ -15,12 +15,11 @@ from .config import set_budget
 from .dlpack import Placed
 from .errors import InvalidArgument, counted, error_of
 from .keep import NOT_LET_IN
-from .tensors import HOST, checked, describe, index, look, words
+from .tensors import BYTES_MAX, HOST, checked, describe, index, look, words
 
 TokenKeys = Optional[Many[Union[bytes, None]]]
 BRING_UP = {"whole": lib.FB_BRING_UP_WHOLE, "nothing": lib.FB_BRING_UP_NOTHING}
 _KEY_BYTES = 16
-_BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 
 
 class Length(NamedTuple):
@@ -201,7 +200,7 @@ class Sequence:
             InvalidArgument, Closed. After all of these nothing has changed.
         """
         self.cache._record.make_up()
-        on, limit = self.cache.device.stream_of(stream), index(bytes_a_call, "bytes_a_call", _BYTES_MAX)
+        on, limit = self.cache.device.stream_of(stream), index(bytes_a_call, "bytes_a_call", BYTES_MAX)
         ticket = Ticket()
         check(lib.fb_resume(self._pointer, self._number, limit, on, ticket._made), self._pointer)
         return ticket
@@ -233,7 +232,7 @@ class Sequence:
         config, selections = NULL, None
         if warm_up is not None or bytes_a_call:
             config = sized("fb_warm_up")
-            config.bytes_a_call = index(bytes_a_call, "bytes_a_call", _BYTES_MAX)
+            config.bytes_a_call = index(bytes_a_call, "bytes_a_call", BYTES_MAX)
             if warm_up is not None:
                 selections, config.steps = self._selections(warm_up)
                 config.selections = selections

@@ -9,9 +9,8 @@ from .config import set_fields
 from .device import Device
 from .errors import InvalidArgument
 from .overlap import several
-from .tensors import index
+from .tensors import BYTES_MAX, index
 
-_BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 _SOURCES = {"peers": lib.FB_WEIGHTS_FROM_PEERS, "host": lib.FB_WEIGHTS_FROM_HOST}
 _ODD = {
     "cheapest": lib.FB_ODD_CHEAPEST,
@@ -82,7 +81,7 @@ def declare(
     config.tensors, config.tensor_count, config.layers = table, len(entries), len(layers)
     config.patterns, config.pattern_count = patterns_, len(globs)
     for name, value in whole.items():
-        setattr(config, name, index(value, name, _BYTES_MAX if name == "group" else 0xFFFFFFFF))
+        setattr(config, name, index(value, name, BYTES_MAX if name == "group" else 0xFFFFFFFF))
     for name, words in (("source", _SOURCES), ("odd", _ODD), ("wrap", _WRAPS)):
         word = chosen.get(name, next(iter(words)))
         if not isinstance(word, str) or word not in words:
@@ -103,7 +102,7 @@ def prefetched(given: tuple[int, int] | None) -> dict[str, int | None]:
     if not isinstance(given, tuple) or len(given) != 2:
         raise InvalidArgument("prefetch", repr(given), "bytes and bytes per second")
     names = ("prefetch_bytes", "prefetch_rate")
-    return {name: index(value, name, _BYTES_MAX, 1) for name, value in zip(names, given)}
+    return {name: index(value, name, BYTES_MAX, 1) for name, value in zip(names, given)}
 
 
 def planned(device: Device, config: Any) -> WeightBytes:
@@ -139,7 +138,7 @@ def _tensors(layers: Many[LayerTensors]) -> tuple[list[dict[str, Any]], list[Any
             entries.append({
                 "size": size,
                 "name": held[-1],
-                "bytes": index(taken, where, _BYTES_MAX, 1),
+                "bytes": index(taken, where, BYTES_MAX, 1),
                 "layer": layer,
                 "align": 0 if align is None else index(align, where, least=1),
             })  # fmt: skip

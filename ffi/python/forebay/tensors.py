@@ -36,6 +36,7 @@ class Place(NamedTuple):
 HOST = Place("cpu", 0)
 _WORD = np.dtype(np.int32)
 _INDEX_MAX = 0xFFFFFFFF
+BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 _from_buffer, _cast = ffi.from_buffer, ffi.cast
 # Types, parsed once.
 _WORDS, _WORD_POINTER = ffi.typeof("int32_t[]"), ffi.typeof("int32_t *")

@@ -14,9 +14,8 @@ from .device import Device
 from .errors import InvalidArgument
 from .handle import Handle, Handled
 from .links import Links, milliseconds
-from .tensors import HOST, contiguous, describe, index, look
+from .tensors import BYTES_MAX, HOST, contiguous, describe, index, look
 
-_BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 
 
 class Outcome(NamedTuple):
@@ -35,7 +34,8 @@ class Update(Handled):
     """A new version of some layers; a context manager that closes itself.
 
     Its calls may be on another thread than the steps. Closing one that was not committed aborts it: the other ranks
-    then abort too, and its memory is given back. Closing waits until the copies into it have run.
+    then abort too, and its memory is given back. Closing waits until the copies into it have run. What the device
+    refuses then is left to the next `Weights.update` or other call that needs the update to be over.
 
     Attributes:
         version: its version.
@@ -65,16 +65,17 @@ class Update(Handled):
 
         Raises:
             InvalidState: the update is not filled or was shared before, or a rank that has come back is not attached
-                again.
+                again. Nothing was said to any rank, and the call may be made again.
+            InvalidArgument, Busy, Closed, InvalidConfig for sessions of another group or plan, and the error of a rank
+                that is lost. The same.
             InvalidConfig: a rank that updates other layers, or to a later version.
             Cancelled: a rank whose own call has failed.
             TimedOut, PeerLost: the message names the rank. After an error of the exchange the update is begun again,
                 under a higher version.
-            InvalidArgument, Busy, Closed.
         """
         on, most = self._device.stream_of(stream), milliseconds(at_most, "at_most")
         check(lib.fb_update_share(self._pointer, sessions(links), on, most), self._pointer)
-        self._handle.device.release()
+        self._handle.device.loans.release()
 
     def verify(self, layer: int, stream: Any = None) -> None:
         """Does what `Weights.verify` does, for a layer of an update that was shared.
@@ -105,7 +106,7 @@ def commit(
 ) -> Outcome:
     """`Weights.commit` and `commit_replicas`. `border` has step, seconds and stream."""
     on, most = device.stream_of(border[2]), milliseconds(border[1], "at_most")
-    step = index(border[0], "step", _BYTES_MAX)
+    step = index(border[0], "step", BYTES_MAX)
     outcome, reason = ffi.new("uint32_t *"), new_text()
     status = call(pointer, taken._pointer, sessions(links), step, on, most, outcome, reason, len(reason))
     taken.failed = outcome[0] == lib.FB_UPDATE_FAILED

@@ -14,7 +14,8 @@ also when the weights are closed: it then shows what was there last, or what lat
 Copies of `fill` run later on a device that works later. The package keeps the tensor until then, whatever happens to
 the weights (`forebay.keep`): behind the copy, on its stream, the library marks a word. That needs no lock of the
 interpreter, so code that holds it may wait for the stream. The tensor is released by the next call of `fill`,
-`Device.wait`, `meet`, `Update.share` or `close`. A stream that is being captured is refused.
+`Device.wait`, `meet`, `Update.share` or `close`; after an error of `fill`, by `Device.wait` for its stream or the
+device's `close`. A stream that is being captured is refused.
 """
 
 from __future__ import annotations
@@ -36,10 +37,9 @@ from .links import Links, config_of, milliseconds
 from .overlap import several
 from .replicas import WithReplicas
 from .sharding import LayerTensors, WeightBytes, declare, planned, prefetched
-from .tensors import index
+from .tensors import BYTES_MAX, index
 from .update import Outcome, Update, commit, sessions
 
-_BYTES_MAX = 0xFFFFFFFFFFFFFFFF
 _BYTES = np.dtype(np.uint8)
 
 
@@ -219,7 +219,7 @@ class Weights(WithReplicas):
             self._handle.device,
             lambda made: check(lib.fb_links_meet(self._pointer, config, on, made), self._pointer),
         )
-        self._handle.device.release()
+        self._handle.device.loans.release()
         return made
 
     def share(self, links: Links, at_most: float, stream: Any = None) -> None:
@@ -299,8 +299,8 @@ class Weights(WithReplicas):
 
     @property
     def device_bytes(self) -> int:
-        """The bytes of device memory that the weights take at present: the plan's, and those of layers that were made
-        resident.
+        """The bytes of device memory that the weights take at present: the plan's, those of layers that were made
+        resident, and those of replicas.
 
         Raises:
             Busy, Closed.
@@ -462,7 +462,8 @@ class Weights(WithReplicas):
         """Takes a rank in that has come back (`Links.readmit`): gives it this rank's parts, takes its parts, and maps
         them at the addresses of its last process's. Between steps, when all steps have run that pull from the rank.
         Blocks for at most `at_most` seconds. `Links.poll` is refused until then. Several ranks are taken one after
-        another, the lowest first. All replicas are dropped, because the rank has none.
+        another, the lowest first. Replicas are dropped, because the rank has none: those that it held or owned, and all
+        once no other rank is lost or waits to be attached.
 
         Raises:
             Busy: a step is open, or a change of replicas is there.
@@ -515,7 +516,7 @@ class Weights(WithReplicas):
             Errors of a layer are those of `make_sharded`; layers before it stay sharded.
         """
         taken = ffi.new("uint64_t *")
-        check(lib.fb_weights_shrink(self._pointer, index(most, "most", _BYTES_MAX), taken), self._pointer)
+        check(lib.fb_weights_shrink(self._pointer, index(most, "most", BYTES_MAX), taken), self._pointer)
         return int(taken[0])
 
     def grow(self, most: int, stream: Any = None) -> int:
@@ -530,7 +531,7 @@ class Weights(WithReplicas):
             Errors of a layer are those of `make_resident`; layers before it stay resident.
         """
         on, taken = self.device.stream_of(stream), ffi.new("uint64_t *")
-        check(lib.fb_weights_grow(self._pointer, index(most, "most", _BYTES_MAX), on, taken), self._pointer)
+        check(lib.fb_weights_grow(self._pointer, index(most, "most", BYTES_MAX), on, taken), self._pointer)
         return int(taken[0])
 
     def update(self, version: int, layers: Many[int], at_most: int) -> Update:
@@ -550,10 +551,12 @@ class Weights(WithReplicas):
             Unsupported: weights with the source "host".
             InvalidConfig: no layers, or one twice.
             OutOfRange: no such layer, or a version that is not above the others.
+            DeviceFailed: also where an update or a change that was closed could not give its memory back. The call may
+                be repeated.
             InvalidArgument, Closed.
         """
         numbers = [index(layer, f"layers[{at}]") for at, layer in enumerate(several(layers, "layers"))]
-        given, count, most = ffi.new("uint32_t[]", numbers), len(numbers), index(at_most, "at_most", _BYTES_MAX)
+        given, count, most = ffi.new("uint32_t[]", numbers), len(numbers), index(at_most, "at_most", BYTES_MAX)
         which = index(version, "version")
 
         def create(made: Any) -> None:
@@ -609,7 +612,7 @@ def _as(shape: Any, dtype: Any, count: int) -> tuple[np.dtype[Any], tuple[int, .
     if kind.kind not in "biufc" or kind.subdtype is not None:
         raise InvalidArgument("dtype", repr(dtype), "a dtype of numbers")
     axes = (count // kind.itemsize,) if shape is None else several(shape, "shape")
-    extents = tuple(index(extent, "shape", _BYTES_MAX) for extent in axes)
+    extents = tuple(index(extent, "shape", BYTES_MAX) for extent in axes)
     if math.prod(extents) * kind.itemsize != count:
         raise InvalidArgument("shape", f"{kind.name} {list(extents)}", f"one of {count} bytes")
     return kind, extents

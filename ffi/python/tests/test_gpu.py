@@ -421,7 +421,7 @@ def shared(place: Place, folder: Path) -> list[forebay.Weights]:
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(join, ranks))
-    assert not any(weights.device._handle.lent for weights in ranks)
+    assert not any(weights.device._handle.loans for weights in ranks)
     return ranks
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import forebay
 from forebay._library import lib
+from forebay.device import alive
 from forebay.update import commit
 from ranks import GRANULE, HALF, LAYERS, NAME, WAIT, Rank, content, each, group
 
@@ -134,6 +135,33 @@ def test_replicas_are_dropped_without_the_others(ranks: Made) -> None:
     assert [one.step() for one in pair] == [WHOLE] * 2
 
 
+def test_names_of_replicas_outlive_weights_that_another_thread_closes(
+    ranks: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = ranks()
+    taken(pair, 1, [(1, NAME, 0), (2, NAME, 1)])
+    rank = pair[0]
+
+    class Closing:
+        """The library, but behind a call that lists replicas all else of the rank has been closed."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+        def fb_weights_replicas(self, weights: Any, places: Any, room: int, count: Any) -> int:
+            status = int(lib.fb_weights_replicas(weights, places, room, count))
+            if room:
+                rank.close()
+            return status
+
+    monkeypatch.setattr("forebay.replicas.lib", Closing())
+    device = rank.device._handle
+    assert rank.weights.replicas == ((1, NAME, 0), (2, NAME, 1))
+    assert rank.weights.closed and rank.device.closed
+    # The device has ended behind it.
+    assert device not in alive
+
+
 def test_a_rank_that_was_lost_is_read_around(ranks: Made) -> None:
     lost, holder, other = three = ranks(3)
     taken(three, 1, [(layer, NAME, holder.number) for layer in range(LAYERS)])
@@ -241,7 +269,8 @@ def test_errors_of_a_change(ranks: Made, tmp_path: Path) -> None:
     early.close()
     with forebay.HostDevice() as device:
         hosted = Rank(0, 1, device, source="host").fill()
-        hosted.join(tmp_path / "..")
+        (tmp_path / "hosted").mkdir()
+        hosted.join(tmp_path / "hosted")
         with pytest.raises(forebay.Unsupported):
             hosted.weights.replicate(1, [], MOST)
         hosted.close()

@@ -16,6 +16,8 @@ import pytest
 
 import forebay
 from conftest import ROOT, skip
+from forebay._library import lib
+from forebay.device import alive
 from ranks import LAYERS, NAME, WAIT, Rank, content, group
 from test_lifetimes import run
 from test_ownership import Gate
@@ -82,7 +84,105 @@ def test_a_tensor_lives_until_its_copy_has_run_and_no_longer(
     links.close()
     # Never on a thread of the device, where the end of a tensor might call CUDA.
     assert ended == [threading.get_ident()] * 6
-    assert not rank.device._handle.lent and not rank.device._handle.kept
+    assert not rank.device._handle.loans and not rank.device._handle.loans._kept
+
+
+def test_a_stream_that_is_held_keeps_nothing_of_another(later: tuple[Rank, Callable[[], Gate]]) -> None:
+    rank, hold = later
+    gate, other = hold(), rank.device.stream()
+    # More than a call would ever look through.
+    held = [filled(rank.weights.fill) for _ in range(100)]
+    run = [filled(lambda *given: rank.weights.fill(*given, other), 1) for _ in range(100)]
+    # Waits for the other stream, and looks for what has run only in the call behind it.
+    waits(rank.device, other)
+    last = filled(lambda *given: rank.weights.fill(*given, other), 1)
+    assert [tensor() for tensor in run] == [None] * 100
+    assert all(tensor() is not None for tensor in held) and last() is not None
+    gate.open()
+    assert not any(tensor() is not None for tensor in held)
+
+
+def waits(device: forebay.Device, stream: Any) -> None:
+    """Waits for a stream, and releases nothing."""
+    assert lib.fb_stream_wait(device._handle.pointer, device.stream_of(stream)) == 0
+
+
+class Owner:
+    """What a copy reads."""
+
+
+def lent(rank: Rank, copy: Callable[[], int]) -> weakref.ref[Owner]:
+    """Lends an owner that nothing else keeps."""
+    owner = Owner()
+    handle = rank.device._handle
+    try:
+        handle.lend(owner, copy, rank.device.stream_of(None))
+    except KeyboardInterrupt:
+        return weakref.ref(owner)
+    return weakref.ref(owner)
+
+
+def interrupted() -> int:
+    """A copy that was enqueued, and no status was seen."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("ends", ["wait", "close"])
+@pytest.mark.parametrize("why", ["interrupted", "refused"])
+def test_a_copy_without_a_mark_is_over_with_a_wait_for_its_stream(
+    later: tuple[Rank, Callable[[], Gate]], monkeypatch: pytest.MonkeyPatch, why: str, ends: str
+) -> None:
+    rank, hold = later
+    gate, other = hold(), rank.device.stream()
+    if why == "interrupted":
+        owner = lent(rank, interrupted)
+    else:
+
+        class Refusing:
+            """The library, but it marks nothing."""
+
+            def __getattr__(self, name: str) -> Any:
+                return (lambda *_: lib.FB_EXHAUSTED) if name == "fb_stream_mark" else getattr(lib, name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("forebay.device.lib", Refusing())
+            owner = lent(rank, lambda: 0)
+    rank.device.wait(other)
+    rank.device._handle.loans.release()
+    gc.collect()
+    assert owner() is not None
+    gate.opened.set()
+    if ends == "wait":
+        rank.device.wait()
+    else:
+        rank.weights.close()
+        rank.device.close()
+    gc.collect()
+    assert owner() is None
+
+
+def test_a_copy_that_is_enqueued_while_the_device_closes_ends_with_the_device() -> None:
+    device = forebay.HostDevice(threads=True)
+    rank = Rank(0, 1, device)
+    view = device.allocate(8)
+
+    def closes() -> int:
+        # As another thread may.
+        rank.weights.close()
+        device.close()
+        return 0
+
+    owner = lent(rank, closes)
+    handle = device._handle
+    waits_for = lib.fb_stream_wait(handle.pointer, device._streams[0])
+    handle.loans.release()
+    gc.collect()
+    assert waits_for == 0 and owner() is not None and not handle.loans
+    del view
+    # The device ends with its last view, or else with the next device.
+    forebay.HostDevice().close()
+    gc.collect()
+    assert owner() is None and handle not in alive
 
 
 def test_a_tensor_that_was_refused_at_the_door_is_released(later: tuple[Rank, Callable[[], Gate]]) -> None:
@@ -154,17 +254,24 @@ def test_an_update_fills_from_tensors_that_it_keeps(tmp_path: Path) -> None:
     rank.close()
 
 
-# A stream that is held by a C function, which needs no lock of the interpreter, and a fill behind it.
+# A stream that waits for a semaphore in C, which needs no lock of the interpreter, and a fill behind it.
 HELD = """
 import ctypes, weakref
 from ranks import NAME, Rank, content
 device = {device}
 rank = Rank(0, 1, device)
 given.extend([device._handle.pointer, rank.weights._pointer])
-sleep = ffi.cast("void (*)(void *)", ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value)
+system, gate = ctypes.CDLL(None), ffi.new("uint64_t[8]")
+opened = ctypes.c_void_p(int(ffi.cast("uintptr_t", gate)))
+assert system.sem_init(opened, 0, 0) == 0
+waits = ffi.cast("void (*)(void *)", ctypes.cast(system.sem_wait, ctypes.c_void_p).value)
 stream = device.stream_of(None)
-assert lib.fb_stream_call(device._handle.pointer, stream, sleep, ffi.cast("void *", 300_000)) == 0
-tensor = content(0)
+assert lib.fb_stream_call(device._handle.pointer, stream, waits, ffi.cast("void *", gate)) == 0
+
+def opens():
+    assert system.sem_post(opened) == 0
+# On CUDA a copy from memory that is not pinned would wait in the call, and so would this thread.
+tensor = content(0) if device.place.device == "cpu" else device.allocate(content(0).nbytes)
 rank.weights.fill(0, NAME, tensor)
 tensor = weakref.ref(tensor)
 gc.collect()
@@ -182,10 +289,11 @@ def test_code_that_holds_the_interpreters_lock_may_wait_for_a_fill(device: str) 
 locked = ctypes.PyDLL(os.path.join(os.path.dirname(forebay.__file__), "libforebay.so"))
 locked.fb_stream_wait.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
 waited = [int(ffi.cast("uintptr_t", at)) for at in (device._handle.pointer, stream)]
+opens()
 assert locked.fb_stream_wait(*waited) == 0
 # The copy has run, and no thread of the device has released its tensor.
 assert tensor() is not None
-device._handle.release()
+device._handle.loans.release()
 assert tensor() is None and not device._handle.called
 rank.close()
 assert ended()
@@ -198,6 +306,7 @@ def test_the_collector_waits_for_no_fill() -> None:
 del rank, device
 gc.collect()
 assert tensor() is not None and not ended()
+opens()
 settle()
 assert tensor() is None and ended()
 print("done")
@@ -208,6 +317,7 @@ def test_a_device_that_closes_has_released_what_was_lent() -> None:
     run(HELD.format(device=HOST) + """
 rank.weights.close()
 assert tensor() is not None
+opens()
 device.close()
 assert tensor() is None and ended()
 print("done")

@@ -211,6 +211,37 @@ fn a_lost_device_ends_tickets_and_can_be_destroyed() {
     drop(engine);
 }
 
+#[test]
+fn a_mark_in_a_capture_is_refused() {
+    const GLOBAL: i32 = 0;
+    let Some((device, engine)) = set_up(Options::default()) else { return };
+    let (stream, api) = (engine.stream(), engine.driver.api());
+    let (mark, mut graph) = (AtomicU32::new(0), 0);
+    // SAFETY: all pointers are valid; the mark outlives the device.
+    unsafe {
+        assert_eq!(fb_stream_borrow(device, stream), FbOk, "{}", text_of(device));
+        assert_eq!(api.ctx_push_current(engine.context), 0);
+        assert_eq!(api.stream_begin_capture(engine.stream, GLOBAL), 0);
+        assert_eq!(fb_stream_mark(device, stream, mark.as_ptr()), FbBusy);
+        assert!(text_of(device).contains("captured"), "{}", text_of(device));
+        // The capture is whole, and no launch writes the mark.
+        let mut exec = 0;
+        assert_eq!(api.stream_end_capture(engine.stream, &raw mut graph), 0);
+        assert_eq!(api.graph_instantiate(&raw mut exec, graph, 0), 0);
+        assert_eq!(api.graph_launch(exec, engine.stream), 0);
+        assert_eq!(fb_stream_wait(device, stream), FbOk);
+        assert_eq!(mark.load(Ordering::Acquire), 0);
+        // The control: behind the launch it is written.
+        assert_eq!(fb_stream_mark(device, stream, mark.as_ptr()), FbOk);
+        assert_eq!(fb_stream_wait(device, stream), FbOk);
+        assert_eq!(mark.load(Ordering::Acquire), 1);
+        assert_eq!((api.graph_exec_destroy(exec), api.graph_destroy(graph)), (0, 0));
+        assert_eq!(api.ctx_pop_current(&mut 0), 0);
+        assert_eq!(fb_device_destroy(device), FbOk);
+    }
+    assert_eq!(engine.end(), Resources::default());
+}
+
 /// A stream of the engine's that was returned between a prefetch and the step's end holds no work to wait for.
 #[test]
 fn a_step_ends_although_the_stream_of_its_prefetches_was_returned() {

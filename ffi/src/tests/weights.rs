@@ -9,9 +9,10 @@ mod replicas;
 
 use std::ffi::CString;
 use std::path::PathBuf;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use super::*;
 use crate::links::*;
@@ -23,6 +24,30 @@ use crate::weights::*;
 const MODEL: u32 = 6;
 const SHARED: [(&CStr, usize); 2] = [(c"o_proj", 40_000), (c"kv_b", 9_001)];
 const SOON: u32 = 20_000;
+
+/// Where ranks wait for each other. One that fails elsewhere ends the others too.
+struct Barrier {
+    ranks: u32,
+    came: Mutex<u32>,
+    changed: Condvar,
+}
+
+impl Barrier {
+    fn new(ranks: u32) -> Barrier {
+        Barrier { ranks, came: Mutex::new(0), changed: Condvar::new() }
+    }
+
+    fn wait(&self) {
+        let mut came = self.came.lock().unwrap();
+        *came += 1;
+        let all = came.next_multiple_of(self.ranks);
+        self.changed.notify_all();
+        let at_most = Duration::from_millis(SOON.into());
+        let (came, waited) = self.changed.wait_timeout_while(came, at_most, |came| *came < all).unwrap();
+        drop(came);
+        assert!(!waited.timed_out(), "a rank has failed");
+    }
+}
 
 /// The byte of a tensor, as every rank would load it.
 fn weight(version: u32, layer: u32, tensor: usize, at: usize) -> u8 {
@@ -273,10 +298,15 @@ impl Rank {
 
     /// The rank ends in order.
     fn close(mut self) {
+        self.leaves();
+        self.destroy();
+    }
+
+    /// Its sessions end in order.
+    fn leaves(&self) {
         // SAFETY: nothing is passed.
         assert_eq!(unsafe { fb_links_end(self.links) }, FbOk, "{}", text_of(self.links));
         while self.event(SOON).0.is_over == 0 {}
-        self.destroy();
     }
 
     /// The rank ends as a process that dies does: its sessions close without a word.

@@ -68,16 +68,27 @@ impl Rank {
     }
 
     fn replicas(&self) -> Vec<(u32, String, u32)> {
+        // SAFETY: the weights are there.
+        unsafe { named(&self.listed()) }
+    }
+
+    fn listed(&self) -> Vec<FbReplica> {
         let none = FbReplica { tensor: null(), layer: 77, rank: 77 };
         let (mut places, mut count) = (vec![none; 8], 0);
         let (list, room) = (places.as_mut_ptr(), places.len() as u32);
         // SAFETY: room for as many as stated.
         self.ok(unsafe { fb_weights_replicas(self.weights, list, room, &raw mut count) });
         places.truncate(count as usize);
-        // SAFETY: the weights are there.
-        let name = |one: &FbReplica| unsafe { CStr::from_ptr(one.tensor) }.to_str().unwrap().to_owned();
-        places.iter().map(|one| (one.layer, name(one), one.rank)).collect()
+        places
     }
+}
+
+/// # Safety
+/// The device of the replicas is there.
+unsafe fn named(replicas: &[FbReplica]) -> Vec<(u32, String, u32)> {
+    // SAFETY: the same contract.
+    let name = |one: &FbReplica| unsafe { CStr::from_ptr(one.tensor) }.to_string_lossy().into_owned();
+    replicas.iter().map(|one| (one.layer, name(one), one.rank)).collect()
 }
 
 fn left(change: *const FbReplication) -> u64 {
@@ -173,7 +184,16 @@ fn all_ranks_take_new_replicas_at_one_border_or_none_does() {
         destroy(change);
         assert_eq!((rank.replicas().len(), rank.bytes()), (3, least + gains));
         rank.step(0);
-        rank.close();
+        // The names outlive the weights.
+        let (listed, names) = (rank.listed(), rank.replicas());
+        rank.leaves();
+        // SAFETY: no call is running, and the device is there.
+        unsafe {
+            assert_eq!(fb_links_destroy(rank.links), FbOk);
+            assert_eq!(fb_weights_destroy(rank.weights), FbOk);
+            assert_eq!(named(&listed), names);
+            assert_eq!(fb_device_destroy(rank.device), FbOk);
+        }
     });
 }
 
