@@ -92,6 +92,8 @@ class DeviceHandle:
         self.keys = itertools.count(1)
         # What copies outside of steps read.
         self.loans = Loans()
+        # Objects that read the device's memory while they live.
+        self._readers: dict[weakref.ref[object], None] = {}
         # Whether a thread of the device may be running Python code.
         self.called = False
         # Whether the device object is one of its users. The interpreter's end does not wait for that user.
@@ -117,6 +119,12 @@ class DeviceHandle:
         self.enter(user)
         return ends
 
+    def read_by(self, reader: object) -> None:
+        """Keeps the handle from its end while `reader` lives; a later call ends it then. When the reader ends, C alone
+        runs: no exception can come between.
+        """
+        self._readers[weakref.ref(reader, self._readers.pop)] = None
+
     def _left_by(self, user: object, end: Callable[..., object], given: tuple[Any, ...]) -> None:
         end(*given)
         self.leave(user)
@@ -134,12 +142,12 @@ class DeviceHandle:
 
     def end(self, wait: bool) -> bool:
         """Ends the handle after the enqueued work; returns whether it has ended. While a Python call is enqueued, or a
-        copy of what was lent, it does so only if `wait`.
+        copy of what was lent, it does so only if `wait`; while it is read, never.
         """
         if self not in alive:
             return True
         self.loans.release()
-        if (self.calls or self.loans) and not wait:
+        if self._readers or ((self.calls or self.loans) and not wait):
             return False
         if self.pointer == NULL:
             # The creation failed.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Callable, NamedTuple, Sequence as Many
 
 from ._library import check, ffi, lib, text_bytes
-from .device import Device
+from .device import Device, DeviceHandle
 from .errors import InvalidArgument
 from .handle import Handle, Handled
 from .links import Links, milliseconds
@@ -174,13 +174,7 @@ class WithReplicas(Handled):
         Raises:
             Busy, Closed.
         """
-        device, user = self._handle.device, object()
-        try:
-            # Another thread may close weights and device meanwhile, but the names live as long as the device.
-            device.enter(user)
-            return _there(self._pointer)
-        finally:
-            device.leave(user)
+        return _there(self._pointer, self._handle.device)
 
     def drop_replicas(self) -> None:
         """Gives up all replicas, on this rank alone, between steps, and gives the memory of its own back. Blocks until
@@ -212,6 +206,10 @@ class WithReplicas(Handled):
         check(lib.fb_weights_reroute(self._pointer), self._pointer)
 
 
+class _Inside:
+    """Lives as long as a call reads what is the device's."""
+
+
 def _declare(replicas: Many[Replica | tuple[int, str, int]]) -> tuple[Any, int, list[Any]]:
     """An array of fb_replica, its length, and what must live as long.
 
@@ -231,12 +229,15 @@ def _declare(replicas: Many[Replica | tuple[int, str, int]]) -> tuple[Any, int, 
     return ffi.new("fb_replica[]", entries), len(entries), held
 
 
-def _there(weights: Any) -> tuple[Replica, ...]:
+def _there(weights: Any, device: DeviceHandle) -> tuple[Replica, ...]:
     """The replicas of weights, given as their C handle.
 
     Raises:
         Busy, Closed.
     """
+    # Another thread may close weights and device meanwhile. The names live as long as the device.
+    inside = _Inside()
+    device.read_by(inside)
     count = ffi.new("uint32_t *")
     check(lib.fb_weights_replicas(weights, ffi.NULL, 0, count), weights)
     while True:

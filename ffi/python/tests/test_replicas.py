@@ -158,7 +158,9 @@ def test_names_of_replicas_outlive_weights_that_another_thread_closes(
     device = rank.device._handle
     assert rank.weights.replicas == ((1, NAME, 0), (2, NAME, 1))
     assert rank.weights.closed and rank.device.closed
-    # The device has ended behind it.
+    # The device was still there behind the call. The next one ends it.
+    assert device in alive
+    forebay.HostDevice().close()
     assert device not in alive
 
 
