@@ -112,6 +112,20 @@ fn destroy(change: *mut FbReplication) {
     assert_eq!(unsafe { fb_replication_destroy(change) }, FbOk);
 }
 
+/// A rank ends in order. The names of its replicas outlive its weights.
+fn closes_and_keeps_names(rank: &Rank) {
+    let (listed, names) = (rank.listed(), rank.replicas());
+    assert!(!names.is_empty());
+    rank.leaves();
+    // SAFETY: no call is running, and the device is there.
+    unsafe {
+        assert_eq!(fb_links_destroy(rank.links), FbOk);
+        assert_eq!(fb_weights_destroy(rank.weights), FbOk);
+        assert_eq!(named(&listed), names);
+        assert_eq!(fb_device_destroy(rank.device), FbOk);
+    }
+}
+
 #[test]
 fn all_ranks_take_new_replicas_at_one_border_or_none_does() {
     let folder = Folder::new();
@@ -184,16 +198,7 @@ fn all_ranks_take_new_replicas_at_one_border_or_none_does() {
         destroy(change);
         assert_eq!((rank.replicas().len(), rank.bytes()), (3, least + gains));
         rank.step(0);
-        // The names outlive the weights.
-        let (listed, names) = (rank.listed(), rank.replicas());
-        rank.leaves();
-        // SAFETY: no call is running, and the device is there.
-        unsafe {
-            assert_eq!(fb_links_destroy(rank.links), FbOk);
-            assert_eq!(fb_weights_destroy(rank.weights), FbOk);
-            assert_eq!(named(&listed), names);
-            assert_eq!(fb_device_destroy(rank.device), FbOk);
-        }
+        closes_and_keeps_names(&rank);
     });
 }
 
