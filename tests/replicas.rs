@@ -5,6 +5,8 @@
 
 #[path = "replicas/borders.rs"]
 mod borders;
+#[path = "support/children.rs"]
+mod children;
 #[path = "replicas/deaths.rs"]
 mod deaths;
 #[path = "support/engine.rs"]

@@ -5,6 +5,8 @@
 
 #[path = "update/borders.rs"]
 mod borders;
+#[path = "support/children.rs"]
+mod children;
 #[path = "support/engine.rs"]
 mod engine;
 #[path = "support/failing.rs"]

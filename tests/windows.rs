@@ -7,6 +7,8 @@ mod ahead;
 mod budget;
 #[path = "windows/changes.rs"]
 mod changes;
+#[path = "support/children.rs"]
+mod children;
 #[path = "windows/faults.rs"]
 mod faults;
 #[path = "support/faulty.rs"]

@@ -1502,7 +1502,8 @@ fb_status fb_stream_call(const struct fb_device *device,
 // write visible before a load that decides whether it happens.
 //
 // FB_OUT_OF_RANGE for a stream that the device does not have. FB_BUSY for one that is being captured: every launch
-// would write the word again. FB_DEVICE_FAILED when the device has failed. After an error nothing is written.
+// would write the word again. After an error nothing is written, nor on a device that has failed, which FB_OK does not
+// tell: other calls do.
 //
 // Requires:
 // `mark` is a word that nothing else writes, and that whole loads alone read, until it was written or the device is
@@ -2192,9 +2193,12 @@ fb_status fb_weights_share(struct fb_weights *weights,
 
 // Takes a rank in that has come back (FB_LINKS_RETURNED): gives it this rank's parts, takes its parts, and maps them
 // at the addresses of its last process's. Between steps, when all steps have run that pull from the rank. Blocks for
-// at most `at_most_ms` milliseconds. fb_links_poll is refused until then, because it would drop the rank's first part.
-// Several ranks are taken one after another, the lowest first. Replicas are dropped, because the rank has none: those
-// that it held or owned, and all once no other rank is lost or waits to be attached. Errors are texts of `weights`.
+// at most `at_most_ms` milliseconds; let that be at least `hello_ms`, because the rank may still wait for another one
+// that comes back, and its meeting ends if this call ends twice before. fb_links_poll is refused until then, because
+// it would drop the rank's first part. Several ranks are taken one after another, the lowest first. Replicas are
+// dropped, because the rank has none: those that it held or owned, and all once no other rank is lost or waits to be
+// attached. Errors are texts of `weights`.
+//
 // FB_BUSY while a step is open or a change of replicas is there. FB_INVALID_STATE for a rank that was never lost. The
 // error of a rank that was lost and has not come back, such as FB_PEER_LOST. FB_CORRUPT for a part that is not the one
 // of before. After an error of the exchange the rank is lost again, and can come back again.

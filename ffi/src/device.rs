@@ -458,7 +458,8 @@ pub unsafe extern "C" fn fb_stream_call(
 /// write visible before a load that decides whether it happens.
 ///
 /// FB_OUT_OF_RANGE for a stream that the device does not have. FB_BUSY for one that is being captured: every launch
-/// would write the word again. FB_DEVICE_FAILED when the device has failed. After an error nothing is written.
+/// would write the word again. After an error nothing is written, nor on a device that has failed, which FB_OK does not
+/// tell: other calls do.
 ///
 /// # Safety
 /// `mark` is a word that nothing else writes, and that whole loads alone read, until it was written or the device is

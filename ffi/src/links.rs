@@ -219,9 +219,12 @@ pub unsafe extern "C" fn fb_weights_share(
 
 /// Takes a rank in that has come back (FB_LINKS_RETURNED): gives it this rank's parts, takes its parts, and maps them
 /// at the addresses of its last process's. Between steps, when all steps have run that pull from the rank. Blocks for
-/// at most `at_most_ms` milliseconds. fb_links_poll is refused until then, because it would drop the rank's first part.
-/// Several ranks are taken one after another, the lowest first. Replicas are dropped, because the rank has none: those
-/// that it held or owned, and all once no other rank is lost or waits to be attached. Errors are texts of `weights`.
+/// at most `at_most_ms` milliseconds; let that be at least `hello_ms`, because the rank may still wait for another one
+/// that comes back, and its meeting ends if this call ends twice before. fb_links_poll is refused until then, because
+/// it would drop the rank's first part. Several ranks are taken one after another, the lowest first. Replicas are
+/// dropped, because the rank has none: those that it held or owned, and all once no other rank is lost or waits to be
+/// attached. Errors are texts of `weights`.
+///
 /// FB_BUSY while a step is open or a change of replicas is there. FB_INVALID_STATE for a rank that was never lost. The
 /// error of a rank that was lost and has not come back, such as FB_PEER_LOST. FB_CORRUPT for a part that is not the one
 /// of before. After an error of the exchange the rank is lost again, and can come back again.

@@ -5,7 +5,9 @@
 //! a hello, and the process closes the connection; the second one of the same process is an error. What a process does
 //! that has died since looks different: it was silent, or a connection that waited for it ends without a hello.
 //!
-//! A process of another namespace has number 0, as all of its kind, so its refusals are never counted.
+//! A process of another namespace has number 0, as all of its kind, so its refusals are never counted. A process that
+//! is itself stopped twice for longer than the others wait finds two closed connections too, and holds that for a
+//! refusal.
 
 use std::collections::BTreeMap;
 

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::Metadata;
 
-use super::fill::{Fills, chunks, within};
+use super::fill::{Fills, chunks, not_captured, within};
 use super::window::{Stored, Windows, refused};
 use crate::device::Stream;
 use crate::error::{Error, Kind, Result};
@@ -134,6 +134,7 @@ pub(super) fn fill_from(
     let mut all = Vec::new();
     for layer in layers {
         let (ordinal, plan, Stored { pages, slice, .. }) = to.fillable(layer)?;
+        not_captured(to, layer, stream)?;
         for tensor in plan.layout.tensors() {
             files.find(layer, &tensor.name, tensor.bytes)?;
         }
@@ -174,8 +175,9 @@ impl Windows {
     /// # Errors
     /// [`Kind::BadFormat`] for a tensor that no file has, or that is of other bytes there, with layer and tensor,
     /// before anything is filled; for a file that is cut off meanwhile; [`Kind::Io`] with the path;
-    /// [`Kind::InvalidState`] once the parts were shared; those of [`crate::device::Device::copy`]. The layer at which
-    /// it failed counts as not filled then, and the layers before it as filled from the files.
+    /// [`Kind::InvalidState`] once the parts were shared; [`Kind::Busy`] for a stream that is being captured; those of
+    /// [`crate::device::Device::copy`]. The layer at which it failed counts as not filled then, and the layers before
+    /// it as filled from the files.
     pub fn fill_from(&mut self, files: &Files, stream: Stream) -> Result<()> {
         let layers: Vec<usize> = self.plan().layers().iter().map(|plan| plan.layer).collect();
         fill_from(self, files, layers.into_iter(), stream)

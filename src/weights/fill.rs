@@ -79,6 +79,15 @@ pub(super) trait Fills: Reads {
     fn note_filled(&mut self, ordinal: usize, tensor: usize, is: bool);
 }
 
+/// Refuses a stream that is being captured: only a launch would copy, and the tensor would count as filled before it.
+pub(super) fn not_captured(to: &impl Fills, layer: usize, stream: Stream) -> Result<()> {
+    if to.device().is_capturing(stream)? {
+        let what = "weights are not filled on a stream that is captured";
+        return Err(refused(Kind::Busy, layer, what).with("rank", to.plan().group().rank));
+    }
+    Ok(())
+}
+
 /// As [`Windows::fill`].
 pub(super) fn fill(
     to: &mut impl Fills,
@@ -95,11 +104,7 @@ pub(super) fn fill(
             .with("planned", placed.bytes)
             .hint("plan the tensor as the engine uses it"));
     }
-    if to.device().is_capturing(stream)? {
-        // Only a launch would copy, and the tensor would count as filled before it.
-        let what = "weights are not filled on a stream that is captured";
-        return Err(refused(Kind::Busy, layer, what).with("rank", to.plan().group().rank));
-    }
+    not_captured(to, layer, stream)?;
     let first = pages.start * grain;
     let own = within(placed, &(first..pages.end * grain));
     if let Some((own, slice)) = own.zip(*slice) {

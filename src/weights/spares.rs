@@ -5,7 +5,8 @@
 //! granule of them maps one granule of memory, the same for all. That granule is all that updates leave behind. A
 //! parked range costs one mapping for each of its granules; on the host device, where the system allows 65,530 of them,
 //! plan large models in larger granules than the device's. Those of replicas have at most twice the granules of the
-//! largest change, and those that became too short, however many there were, have together fewer than that again.
+//! largest change, and those that became too short, however many there were, have together fewer than that again. It is
+//! more where the device refused twice the length, so that a range is as long as its change needs.
 
 use super::left::User;
 use super::parked::Parked;
@@ -63,7 +64,8 @@ impl Spares {
 
     /// A range of so many bytes at which a change of replicas is written or read, of which no change needs more than
     /// `most`. A device keeps a range that has become too short, parked. So a longer one has twice its length, if a
-    /// change can need that: all that became too short have together less than twice the length of the last of them.
+    /// change can need that and the device has room: all that became too short have together less than twice the length
+    /// of the last of them.
     pub fn lent(
         &mut self,
         device: &dyn Device,

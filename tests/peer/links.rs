@@ -373,7 +373,7 @@ impl Faults for Refuses {
 fn a_rank_that_ends_its_sessions_while_the_group_meets_is_named() {
     let greets = &frames::hello(hello(0, 3))[..];
     let parts = &[greets, &frame(4, 0, &[])].concat()[..];
-    let (short, again) = (Duration::from_millis(500), "a process that ended and did not come again");
+    let (short, again) = (Duration::from_secs(2), "a process that ended and did not come again");
     let closed = "the connection was closed";
     for (said, patience, kind, place) in [
         (&[greets, greets][..], PATIENCE, Kind::PeerLost, closed.to_string()),
@@ -385,9 +385,16 @@ fn a_rank_that_ends_its_sessions_while_the_group_meets_is_named() {
         let listener = UnixListener::bind(folder.0.join("forebay-7-0.sock")).unwrap();
         thread::scope(|scope| {
             scope.spawn(move || {
-                said.iter().for_each(|said| listener.accept().unwrap().0.write_all(said).unwrap());
+                let (last, before) = said.split_last().unwrap();
+                before.iter().for_each(|said| listener.accept().unwrap().0.write_all(said).unwrap());
+                let mut socket = listener.accept().unwrap().0;
+                // Before the last connection ends: no further one is made.
+                drop(listener);
+                socket.write_all(last).unwrap();
             });
             let error = folder.meet(hello(1, 3), patience).unwrap_err();
+            // If fewer connections were made, the test fails and does not wait.
+            said.iter().for_each(|_| drop(UnixStream::connect(folder.0.join("forebay-7-0.sock"))));
             assert_eq!((error.kind(), error.place(), error.number("rank")), (kind, &*place, Some(0)));
         });
     }
@@ -440,7 +447,7 @@ fn a_process_that_says_its_end_stays_met_over_sockets() {
     let mut links = thread::scope(|scope| {
         let links = scope.spawn(|| Links::over(vec![one, two], hello(2, 3), patient(), faults.clone()));
         // Its end has been seen by then.
-        while faults.looks.load(Ordering::Relaxed) < 50 {
+        while faults.looks.load(Ordering::Relaxed) < 50 && !links.is_finished() {
             thread::sleep(Duration::from_millis(1));
         }
         second.write_all(&frames::hello(hello(1, 3))).unwrap();

@@ -13,7 +13,8 @@ use forebay::device::host::{HostDevice, HostOptions};
 use forebay::os::{Call, Faults};
 use forebay::weights::{Outcome, Pull, Replica};
 
-use crate::failing::{DiesAt, Processes, die};
+use crate::children::{Processes, die};
+use crate::failing::DiesAt;
 use crate::windows::{Folder, PATIENCE};
 use crate::{Engine, changed, commit, replica};
 

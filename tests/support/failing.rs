@@ -1,13 +1,11 @@
-//! Ranks that fail: a call of the system that is refused or at which the process is killed, and processes that end with
-//! the test.
+//! Ranks that fail: a call of the system that is refused, or at which the process is killed.
 
-use std::process::Child;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use forebay::os::{Call, Faults};
 use forebay::peer::{Hello, Links};
-use nix::sys::signal::{Signal, raise};
 
+use crate::children::die;
 use crate::no_faults;
 use crate::windows::patient;
 
@@ -57,10 +55,6 @@ pub fn alone() -> Links {
     Links::over(vec![], hello, patient(), no_faults()).unwrap()
 }
 
-pub fn die() {
-    raise(Signal::SIGKILL).unwrap();
-}
-
 /// Kills the process at a call of this kind, once it was armed with how many pass before.
 #[derive(Debug)]
 pub struct DiesAt(Call, AtomicU32);
@@ -86,17 +80,5 @@ impl Faults for DiesAt {
             die();
         }
         None
-    }
-}
-
-/// The ranks of a group as processes, which are gone when the test is.
-pub struct Processes(pub Vec<Child>);
-
-impl Drop for Processes {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
     }
 }

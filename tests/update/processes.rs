@@ -13,7 +13,8 @@ use forebay::weights::{Border, Outcome};
 use forebay::{Kind, Result};
 
 use crate::Engine;
-use crate::failing::{DiesAt, Processes, die};
+use crate::children::{Processes, die};
+use crate::failing::DiesAt;
 use crate::windows::{Folder, PATIENCE};
 
 /// Gives a test's child process its task: rank, ranks, where rank 1 is killed, and the folder.

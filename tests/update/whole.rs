@@ -1,8 +1,10 @@
 //! Layers that every rank has whole: ranks with different bytes in one refuse each other when they share, when they
 //! update, and when one comes back.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Slice};
@@ -50,7 +52,7 @@ fn other(rank: &Rank, own: u32, layer: usize) -> (String, Slice) {
 #[test]
 fn ranks_that_begin_with_different_bytes_refuse_each_other() {
     for layer in 0..plan(0, 3).layers().len() {
-        let (folder, barrier) = (Folder::new(), Barrier::new(3));
+        let (folder, barrier, ended) = (Folder::new(), Barrier::new(3), AtomicU32::new(0));
         let begin = |own: u32| {
             let device: Arc<dyn Device> = HostDevice::new(HostOptions::default());
             let mut rank = Rank::new(&device, plan(own, 3), Pulls::default(), &no_faults()).unwrap();
@@ -65,8 +67,10 @@ fn ranks_that_begin_with_different_bytes_refuse_each_other() {
             // All have met before one of them fails and ends its sessions.
             barrier.wait();
             let shared = rank.windows.share(&mut links, rank.stream, PATIENCE);
-            if shared.is_ok() {
-                barrier.wait();
+            ended.fetch_add(1, Ordering::Relaxed);
+            let start = Instant::now();
+            while shared.is_ok() && ended.load(Ordering::Relaxed) < 3 && start.elapsed() < PATIENCE {
+                thread::sleep(Duration::from_millis(1));
             }
             shared
         };

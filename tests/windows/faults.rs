@@ -28,10 +28,11 @@ const CHILD: &str = "FOREBAY_TEST_CHILD";
 const RANKS: u32 = 3;
 /// How long a silent rank lives, where one is silent.
 const LOST: Duration = Duration::from_millis(400);
-/// How long an exchange waits for a rank.
+/// How long a meeting and an exchange wait for a rank, where one is silent, and where each says at once that it fails.
 const WAIT: Duration = Duration::from_secs(5);
+const PATIENT: Duration = Duration::from_secs(30);
 /// Far more than all calls of a world take.
-const BOUND: Duration = Duration::from_secs(60);
+const BOUND: Duration = Duration::from_secs(120);
 
 /// What the faulty rank does when the fault comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,9 +80,13 @@ impl Case {
 
     fn limits(self) -> Limits {
         match self.fault {
-            Fault::Stopped => Limits { lost: LOST, interval: LOST / 8, hello: WAIT, ..patient() },
-            _ => Limits { hello: WAIT, ..patient() },
+            Fault::Stopped => Limits { lost: LOST, interval: LOST / 8, hello: self.wait(), ..patient() },
+            _ => Limits { hello: self.wait(), ..patient() },
         }
+    }
+
+    fn wait(self) -> Duration {
+        if self.fault == Fault::Stopped { WAIT } else { PATIENT }
     }
 }
 
@@ -284,7 +289,7 @@ impl Process<'_> {
         });
         let Some(mut links) = met.ok().filter(|_| !died) else { return Ends::Again };
         let phase = if first { Phase::Share } else { Phase::Return };
-        let (shared, died) = self.at(phase, |rank| rank.windows.share(&mut links, rank.stream, WAIT));
+        let (shared, died) = self.at(phase, |rank| rank.windows.share(&mut links, rank.stream, case.wait()));
         self.is_whole();
         // What was not lost cannot be shared again.
         if died || shared.is_err_and(|error| error.kind() != Kind::PeerLost) {
@@ -326,7 +331,8 @@ impl Process<'_> {
                 return false;
             }
             let Ok(Some(back)) = back else { continue };
-            let (_, died) = self.at(Phase::Reattach, |rank| rank.windows.reattach(back, links, WAIT));
+            let (_, died) =
+                self.at(Phase::Reattach, |rank| rank.windows.reattach(back, links, world.case.wait()));
             if died {
                 return false;
             }

@@ -1,7 +1,7 @@
 //! Real processes: ranks that fill, exchange and pull, and one that is killed meanwhile.
 
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -10,8 +10,8 @@ use forebay::os::{Call, Faults};
 use forebay::peer::{Event, Limits, Links};
 use forebay::weights::{Group, Plan, Pulls};
 use forebay::{Error, Kind, Result};
-use nix::sys::signal::{Signal, raise};
 
+use crate::children::{Processes, die};
 use crate::windows::{Folder, PATIENCE, Rank, layers, patient, sharding};
 use crate::{devices, grain, no_faults};
 
@@ -33,10 +33,6 @@ enum Death {
 }
 
 const DEATHS: [Death; 5] = [Death::Never, Death::Fill, Death::Hello, Death::Export, Death::Pull];
-
-pub fn die() {
-    raise(Signal::SIGKILL).unwrap();
-}
 
 /// Kills the process at a send to another.
 #[derive(Debug)]
@@ -186,18 +182,6 @@ fn is_child() -> bool {
         }
     }
     true
-}
-
-/// The ranks of a group as processes, which are gone when the test is.
-pub struct Processes(pub Vec<Child>);
-
-impl Drop for Processes {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
 }
 
 /// Runs groups of so many ranks, all in one folder.

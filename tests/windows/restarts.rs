@@ -17,7 +17,8 @@ use forebay::{Kind, Result};
 use nix::sys::signal::{Signal, kill, raise};
 use nix::unistd::Pid;
 
-use crate::processes::{Processes, die, end, messages, plan};
+use crate::children::{Processes, die};
+use crate::processes::{end, messages, plan};
 use crate::windows::{Folder, MODEL, PATIENCE, Rank, patient, sharding};
 use crate::{alone, grain, no_faults};
 

@@ -212,7 +212,8 @@ class DeviceHandle:
         same is true of what is lent, but no copy can be called back: that is kept until the device has ended.
         """
         noted, loans = list(self.calls), self.loans.unmarked()
-        failed = [lib.fb_stream_wait(self.pointer, stream) for stream in self.streams.copy().values()]
+        streams = self.streams.copy()
+        failed = [lib.fb_stream_wait(self.pointer, stream) for stream in streams.values()]
         self.loans.release()
         if any(failed):
             return
@@ -220,7 +221,8 @@ class DeviceHandle:
             call = self.calls.get(key)
             if call is not None and call.decide(DROPPED):
                 self.calls.pop(key, None)
-        self.loans.waited(loans)
+        # Another thread may be returning a stream, which is none of these then.
+        self.loans.waited([loan for loan in loans if loan[0].stream in streams])
         self.loans.keep(loans)
 
     def at_exit(self) -> None:
@@ -446,7 +448,7 @@ class Device:
             self._streams[_address_of(on)] = on
         else:
             self._handle.loans.waited(unmarked)
-            self._handle.loans.returned(_address_of(on))
+            self._handle.loans.release()
         check(status, pointer)
 
     def _borrowed(self, stream: Any) -> int:

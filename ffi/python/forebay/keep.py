@@ -72,7 +72,8 @@ class Loans:
     """
 
     def __init__(self) -> None:
-        # By stream, in the order of their marks. Before that, and where there is no mark, they are in `_unmarked`.
+        # By stream, in the order of their marks. Before that, and where there is no mark, they are in `_unmarked`. The
+        # queue of a stream that was returned stays, empty: a thread may be about to append to it.
         self._marked: dict[int, deque[Lent]] = {}
         self._unmarked: dict[Lent, None] = {}
         # Only the end of the device releases these.
@@ -113,7 +114,7 @@ class Loans:
         return [(lent, lent.over) for lent in found if stream in (None, lent.stream)]
 
     def waited(self, unmarked: list[tuple[Lent, bool]]) -> None:
-        """Releases those whose call had ended before the wait."""
+        """Releases those whose call had ended before the wait for their stream."""
         for lent, was_over in unmarked:
             if was_over:
                 self._unmarked.pop(lent, None)
@@ -125,8 +126,3 @@ class Loans:
                 self._kept.append(lent)
                 self._unmarked.pop(lent, None)
 
-    def returned(self, stream: int) -> None:
-        """Forgets a stream on which nothing is enqueued any more."""
-        self.release()
-        if not self._marked.get(stream):
-            self._marked.pop(stream, None)

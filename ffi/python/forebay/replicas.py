@@ -238,13 +238,17 @@ def _there(weights: Any, device: DeviceHandle) -> tuple[Replica, ...]:
     # Another thread may close weights and device meanwhile. The names live as long as the device.
     inside = _Inside()
     device.read_by(inside)
-    count = ffi.new("uint32_t *")
-    check(lib.fb_weights_replicas(weights, ffi.NULL, 0, count), weights)
-    while True:
-        room = count[0]
-        places = ffi.new("fb_replica[]", room)
-        check(lib.fb_weights_replicas(weights, places, room, count), weights)
-        # Another thread may have committed more between the two calls.
-        if count[0] <= room:
-            found = (places[at] for at in range(count[0]))
-            return tuple(Replica(one.layer, ffi.string(one.tensor).decode(), one.rank) for one in found)
+    try:
+        count = ffi.new("uint32_t *")
+        check(lib.fb_weights_replicas(weights, ffi.NULL, 0, count), weights)
+        while True:
+            room = count[0]
+            places = ffi.new("fb_replica[]", room)
+            check(lib.fb_weights_replicas(weights, places, room, count), weights)
+            # Another thread may have committed more between the two calls.
+            if count[0] <= room:
+                found = (places[at] for at in range(count[0]))
+                return tuple(Replica(one.layer, ffi.string(one.tensor).decode(), one.rank) for one in found)
+    finally:
+        # An exception's traceback would keep it, and with it the device.
+        del inside

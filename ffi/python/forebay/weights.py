@@ -461,7 +461,8 @@ class Weights(WithReplicas):
     def reattach(self, links: Links, rank: int, at_most: float) -> None:
         """Takes a rank in that has come back (`Links.readmit`): gives it this rank's parts, takes its parts, and maps
         them at the addresses of its last process's. Between steps, when all steps have run that pull from the rank.
-        Blocks for at most `at_most` seconds. `Links.poll` is refused until then. Several ranks are taken one after
+        Blocks for at most `at_most` seconds; let that be at least the `hello` of `meet`, because the rank may still
+        wait for another one that comes back. `Links.poll` is refused until then. Several ranks are taken one after
         another, the lowest first. Replicas are dropped, because the rank has none: those that it held or owned, and all
         once no other rank is lost or waits to be attached.
 
