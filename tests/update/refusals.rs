@@ -16,7 +16,7 @@ use forebay::weights::{Outcome, Place};
 use forebay::{Kind, Result};
 
 use crate::failing::{Nth, UNAIMED, alone};
-use crate::windows::{Folder, PATIENCE};
+use crate::windows::{Folder, PATIENCE, expected};
 use crate::{Engine, Faulty, counted, grain, group, no_faults};
 
 /// An update up to its outcome.
@@ -216,11 +216,21 @@ fn given(bytes: u64) -> OwnedFd {
     Map::new(&request, &NoFaults).unwrap().0.export(Protection::Read, &NoFaults).unwrap()
 }
 
-/// A part of version 1 as it is said on the wire (`weights/exchange.rs` has the format), of the digest 0.
-fn part(layer: usize, bytes: u64) -> Vec<u8> {
-    let layer = layer as u32;
-    let (digest, version) = ([0; 32], 1_u32.to_le_bytes());
+/// A part of version 1 as it is said on the wire (`weights/exchange.rs` has the format).
+fn message(layer: usize, bytes: u64, digest: [u8; 32]) -> Vec<u8> {
+    let (layer, version) = (layer as u32, 1_u32.to_le_bytes());
     [&17_u32.to_le_bytes()[..], &layer.to_le_bytes(), &bytes.to_le_bytes(), &digest, &version].concat()
+}
+
+/// The same, of the digest 0.
+fn part(layer: usize, bytes: u64) -> Vec<u8> {
+    message(layer, bytes, [0; 32])
+}
+
+/// What a rank has to say of a layer that all have whole: the digest of its stamps.
+fn whole(engine: &Engine, layer: usize) -> Vec<u8> {
+    let stamps: Vec<u8> = expected(&engine.plan, layer, 1).into_iter().flatten().collect();
+    message(layer, 0, *blake3::hash(&stamps).as_bytes())
 }
 
 /// The first layer that the plan shards, and the bytes of the second rank's part.
@@ -263,6 +273,14 @@ fn a_rank_that_says_other_things_is_named_and_the_old_version_stays() {
             let error = engine.share(&mut update).unwrap_err();
             let kind = if case == 0 { Kind::InvalidConfig } else { Kind::BadFormat };
             assert_eq!((error.kind(), error.number("rank")), (kind, Some(1)), "{case}: {error}");
+            let place = [
+                "a rank that has begun something else",
+                "a message that begins nothing",
+                "the part of another layer",
+                "a part of another size",
+                "shared memory of another size",
+            ];
+            assert!(error.place().ends_with(place[case]), "{case}: {error}");
             let border = engine.border();
             let refused = engine.ring.commit(&mut update, &mut engine.links, border).unwrap_err();
             assert_eq!(refused.kind(), Kind::InvalidState);
@@ -278,7 +296,11 @@ fn a_rank_that_says_other_things_is_named_and_the_old_version_stays() {
 fn other_bytes_are_found_by_reading_and_a_strange_decision_is_an_error() {
     let says = |engine: &mut Engine, begins: Vec<u8>, words: OwnedFd| {
         engine.links.send(0, &begins, None).unwrap();
-        for layer in engine.plan.layers().iter().filter(|layer| layer.place != Place::Resident) {
+        for layer in engine.plan.layers() {
+            if layer.place == Place::Resident {
+                engine.links.send(0, &whole(engine, layer.layer), None).unwrap();
+                continue;
+            }
             let pages = layer.cut.part(1);
             let bytes = (pages.end - pages.start) * grain();
             engine.links.send(0, &part(layer.layer, bytes), (bytes > 0).then(|| given(bytes))).unwrap();
