@@ -5,6 +5,7 @@
 
 #[path = "replicas/borders.rs"]
 mod borders;
+#[expect(dead_code, reason = "what other tests use of it")]
 #[path = "support/children.rs"]
 mod children;
 #[path = "replicas/deaths.rs"]

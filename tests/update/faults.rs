@@ -17,9 +17,10 @@ use forebay::peer::Limits;
 use forebay::weights::Outcome;
 use forebay::{Error, Kind, Result};
 
+use crate::children::alone_in_a_process;
 use crate::failing::alone;
 use crate::windows::{Folder, patient};
-use crate::world::{Draws, alone_in_a_process, descriptors, soaks};
+use crate::world::{Draws, descriptors, soaks};
 use crate::{Engine, Faulty, model};
 
 /// Where the fault is.

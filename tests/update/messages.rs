@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::children::alone_in_a_process;
 use crate::update_bytes::update_bytes;
-use crate::world::alone_in_a_process;
 
 #[test]
 fn whatever_another_rank_says_of_an_update_no_weight_is_wrong() {

@@ -3,7 +3,6 @@
 //! the acts alone change, says what each byte of each use is. Memory is counted, in the long one descriptors too.
 
 use std::collections::BTreeSet;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -16,11 +15,9 @@ use forebay::os::{Call, Faults};
 use forebay::peer::Event;
 use forebay::weights::{Border, Outcome, Update};
 
+use crate::children::alone_in_a_process;
 use crate::windows::{Folder, PATIENCE};
 use crate::{Engine, Faulty, grain, model, no_faults};
-
-/// Marks a child process of this test.
-const CHILD: &str = "FOREBAY_TEST_CHILD";
 
 const RANKS: u32 = 3;
 /// Things that all ranks do in a world of many.
@@ -388,19 +385,6 @@ fn every_world_has_one_version_at_a_time() {
             });
         }
     });
-}
-
-/// Whether this process runs the test alone. If not, runs it in such a process.
-pub fn alone_in_a_process(name: &str) -> bool {
-    if std::env::var_os(CHILD).is_some() {
-        return true;
-    }
-    let exe = std::env::current_exe().unwrap();
-    let run = Command::new(exe).args(["--exact", name, "--nocapture"]).env(CHILD, "1").output().unwrap();
-    let said = String::from_utf8_lossy(&run.stdout);
-    let wrong = String::from_utf8_lossy(&run.stderr);
-    assert!(run.status.success() && said.contains("1 passed"), "{said}{wrong}");
-    false
 }
 
 /// One world with 10,000 steps in a soak, in a process of its own, because other tests open descriptors.

@@ -5,7 +5,6 @@
 //! names. Descriptors, memory and files are then those of before.
 
 use std::collections::BTreeSet;
-use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -18,13 +17,12 @@ use forebay::peer::{Limits, Links};
 use forebay::weights::{Group, Plan, Pulls};
 use forebay::{Error, Kind, Result};
 
+use crate::children::alone_in_a_process;
 use crate::faulty::Faulty;
 use crate::refusals::descriptors;
 use crate::windows::{Folder, MODEL, Rank, layers, patient, sharding};
 use crate::{devices, grain, no_faults};
 
-/// Marks a child process of this test.
-const CHILD: &str = "FOREBAY_TEST_CHILD";
 const RANKS: u32 = 3;
 /// How long a silent rank lives, where one is silent.
 const LOST: Duration = Duration::from_millis(400);
@@ -379,12 +377,7 @@ const FAULTS: [Fault; 4] = [Fault::Memory, Fault::Unsent, Fault::Killed, Fault::
 #[test]
 fn all_ranks_come_together_again_whatever_an_exchange_meets() {
     const NAME: &str = "faults::all_ranks_come_together_again_whatever_an_exchange_meets";
-    if std::env::var_os(CHILD).is_none() {
-        let exe = std::env::current_exe().unwrap();
-        let run = Command::new(exe).args(["--exact", NAME, "--nocapture"]).env(CHILD, "1").output().unwrap();
-        let said = String::from_utf8_lossy(&run.stdout);
-        let wrong = String::from_utf8_lossy(&run.stderr);
-        assert!(run.status.success() && said.contains("1 passed"), "{said}{wrong}");
+    if !alone_in_a_process(NAME) {
         return;
     }
     let before = descriptors();

@@ -17,6 +17,7 @@ use forebay::peer::{Event, Hello, Limits, Links};
 use forebay::weights::{Group, Plan, Pulls, Ring, RingOptions};
 use forebay::{Error, Kind, Result};
 
+use crate::children::alone_in_a_process;
 use crate::faulty::Faulty;
 use crate::windows::{Folder, MODEL, PATIENCE, Rank, layers, patient, sharding, tensor};
 use crate::{devices, grain, no_faults};
@@ -98,12 +99,7 @@ pub fn descriptors() -> usize {
 #[test]
 fn every_refused_call_leaves_layers_whole_or_unready() {
     const NAME: &str = "refusals::every_refused_call_leaves_layers_whole_or_unready";
-    if std::env::var_os(CHILD).is_none() {
-        let exe = std::env::current_exe().unwrap();
-        let run = Command::new(exe).args(["--exact", NAME, "--nocapture"]).env(CHILD, "1").output().unwrap();
-        let said = String::from_utf8_lossy(&run.stdout);
-        let wrong = String::from_utf8_lossy(&run.stderr);
-        assert!(run.status.success() && said.contains("1 passed"), "{said}{wrong}");
+    if !alone_in_a_process(NAME) {
         return;
     }
     let (mut refused, mut n, before) = ([0; 2], 0, descriptors());

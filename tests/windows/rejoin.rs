@@ -4,7 +4,6 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Command;
 use std::sync::{Arc, Barrier};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
@@ -17,13 +16,11 @@ use forebay::peer::{Event, Hello, Link, Links};
 use forebay::weights::{Group, Plan, Pulls, Ring, RingOptions, Sharding, Source};
 use forebay::{Error, Kind, Result};
 
+use crate::children::alone_in_a_process;
 use crate::faulty::Faulty;
 use crate::refusals::{Nth, descriptors, given, part};
 use crate::windows::{Folder, MODEL, PATIENCE, Rank, layers, patient, sharding, stamp};
 use crate::{alone, devices, grain, no_faults};
-
-/// Marks a child process of this test.
-const CHILD: &str = "FOREBAY_TEST_CHILD";
 
 /// Four layers over two buffers; of the third one, which has one page, only one rank owns anything.
 fn plan(rank: u32, ranks: u32) -> Plan {
@@ -429,12 +426,7 @@ fn a_return_waits_for_the_pulls_of_the_ring() {
 #[test]
 fn every_refused_call_of_a_return_leaves_all_as_it_was() {
     const NAME: &str = "rejoin::every_refused_call_of_a_return_leaves_all_as_it_was";
-    if std::env::var_os(CHILD).is_none() {
-        let exe = std::env::current_exe().unwrap();
-        let run = Command::new(exe).args(["--exact", NAME, "--nocapture"]).env(CHILD, "1").output().unwrap();
-        let said = String::from_utf8_lossy(&run.stdout);
-        let wrong = String::from_utf8_lossy(&run.stderr);
-        assert!(run.status.success() && said.contains("1 passed"), "{said}{wrong}");
+    if !alone_in_a_process(NAME) {
         return;
     }
     let (folder, faults) = (Folder::new(), Arc::new(Nth::default()));
