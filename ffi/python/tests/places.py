@@ -79,10 +79,10 @@ class Standin:
 
     def seed(self, seed: int | None) -> None:
         """With a seed, work runs late and across streams in an order by the seed; else when it is enqueued."""
-        numbers = (9, 0, 12080, 1, 32, 0, 1, 1, 1, 1, 0, 0, 0, 1)
-        # The layout of the stand-in's `StandinOptions`, up to its last field: peers reach each other's memory.
+        # The stand-in's `StandinOptions` with their defaults: they stay for tests that follow in this process.
+        numbers = (9, 0, 12080, 1, 32, 0, 1, 1, 1, 1, 0, 1, 2, 1, 1)
         sizes = (seed or 0, 8 << 30, 2**64 - 1, 2 << 20)
-        options = struct.pack("<4Q15I", *sizes, seed is not None, *numbers).ljust(256, b"\0")
+        options = struct.pack("<4Q16I", *sizes, seed is not None, *numbers).ljust(256, b"\0")
         self.driver.library.standin_configure(options)
 
     def device(self) -> forebay.CudaDevice:
