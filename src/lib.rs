@@ -56,6 +56,7 @@ pub mod peer;
 #[cfg(feature = "predict")]
 pub mod predict;
 pub mod residency;
+mod sequence;
 mod sparse;
 mod stats;
 mod step;
@@ -69,13 +70,11 @@ pub mod total;
 pub mod trace;
 pub mod weights;
 
-pub use cache::{
-    Accepted, BatchRow, Cache, Capture, Captured, Config, Footprint, Layers, Length, Memory, Open, Slots,
-    Tokens,
-};
+pub use cache::{Cache, Capture, Captured, Config, Footprint, Layers, Memory, Open, Slots};
 pub use error::{Error, Kind, Result};
 pub use geometry::{GROUP_MAX, Geometries, Geometry, IndexGroup, LINE, Piece, SLOT_BLOCK, Shape};
 pub use ids::{HostPage, IndexPage, Lane, Layer, MicroBatch, Sequence};
+pub use sequence::{Accepted, BatchRow, Length, Tokens};
 pub use sparse::{BringUp, Budget, MissCurve, Share, ShareBy, Want, WarmUp};
 pub use stats::Stats;
 pub use step::{Buffers, LayerCall, Retired, Step, Streams, Unretired};

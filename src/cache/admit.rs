@@ -4,13 +4,12 @@
 //! grow with every decoded token; systems that admitted only the prompt ran out of memory in the middle of decoding
 //! (sgl-project/sglang#23704).
 
-use std::collections::VecDeque;
-
 use crate::cache::Cache;
-use crate::cache::record::{Admitted, HostWork, Owned, PageCopy, Record, RowCounts, SequenceSteps, State};
+use crate::cache::record::{Admitted, HostWork, Owned, PageCopy, Record, State};
 use crate::device::{Stream, Ticket};
 use crate::error::{Error, Kind, Result};
 use crate::ids::Sequence;
+use crate::sequence::{RowCounts, SequenceSteps};
 use crate::sparse::{BringUp, Budget, Holding, WarmUp};
 use crate::total::PageTable;
 
@@ -199,8 +198,6 @@ impl Cache {
     /// Begins the record of an admitted sequence. Every layer already has `filled` rows of its prompt.
     pub(super) fn enter(&mut self, index: usize, admitted: Admitted, owned: Owned, filled: u32) -> Sequence {
         let generation = self.records[index].generation.wrapping_add(1);
-        let filled = vec![filled; self.geometry.layers() as usize];
-        let in_flight = VecDeque::with_capacity(self.config.steps_in_flight as usize);
         self.opened += 1;
         self.records[index] = Record {
             state: State::Filling,
@@ -208,8 +205,9 @@ impl Cache {
             opened: self.opened,
             admitted,
             owned,
-            rows: RowCounts { filled, ..RowCounts::default() },
-            steps: SequenceSteps { in_flight, ..SequenceSteps::default() },
+            filled: vec![filled; self.geometry.layers() as usize],
+            rows: RowCounts::default(),
+            steps: SequenceSteps::with_room(self.config.steps_in_flight),
             work: HostWork::default(),
         };
         Sequence { index: index as u32, generation }

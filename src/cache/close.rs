@@ -51,7 +51,7 @@ impl Cache {
     /// Releases a closed sequence if no work that names it is in flight.
     pub(super) fn release_closed(&mut self, index: usize, stream: Stream) -> Result<()> {
         let record = &self.records[index];
-        if !record.steps.in_flight.is_empty() {
+        if record.steps.in_flight() > 0 {
             return Ok(());
         }
         // The lane's next join stages its lists where a resize may still read its own. On a failed device none runs.

@@ -1,26 +1,13 @@
-//! The steps of a cache: prepare, layers, finish, retire. `accept` explains how drafts are accepted.
+//! The steps of a cache: prepare, layers, finish, retire. `sequence::rows` explains how drafts are accepted.
 
 use crate::cache::Cache;
-use crate::cache::accept::Accepted;
 use crate::cache::record::State;
 use crate::device::descriptor::Entry;
 use crate::device::{Begin, PoolOp, Slice, Stream};
 use crate::error::{Error, Kind, Result};
-use crate::ids::{Layer, MicroBatch, Sequence};
-use crate::step::{
-    Buffers, Due, Enqueued, LayerCall, LayerCalls, Retired, RowInFlight, Step, Streams, Unretired,
-};
-
-/// One row of a batch: a sequence and its query rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchRow {
-    /// The sequence.
-    pub sequence: Sequence,
-    /// How many rows of its previous step are accepted.
-    pub accepted: Accepted,
-    /// Its query rows in this step, at most the step's `query_rows`.
-    pub query_rows: u32,
-}
+use crate::ids::{Layer, MicroBatch};
+use crate::sequence::BatchRow;
+use crate::step::{Buffers, Due, Enqueued, LayerCall, LayerCalls, Retired, Step, Streams, Unretired};
 
 impl Cache {
     /// Begins a step of `micro_batch`. `query_rows` is the number of query rows of the step. The call enqueues on
@@ -46,6 +33,8 @@ impl Cache {
     /// warm-up of a sequence failed. An error begins no step. If the device refuses the call half-way, the step
     /// descriptor stays in flight until the stream has passed the enqueued operations; the next call of `prepare` or
     /// [`Cache::reap`] then frees it.
+    ///
+    /// [`Accepted::OnDevice`]: crate::Accepted::OnDevice
     pub fn prepare(
         &mut self,
         micro_batch: MicroBatch,
@@ -60,11 +49,7 @@ impl Cache {
         for (index, row) in rows.iter().enumerate() {
             self.check_row(micro_batch, query_rows, row, accepted)?;
             let attempt = self.attempt;
-            if std::mem::replace(&mut self.record_mut(row.sequence)?.steps.attempt, attempt) == attempt {
-                return Err(Error::new(Kind::InvalidConfig, "prepare")
-                    .at("a sequence is named twice")
-                    .with("batch row", index as u64));
-            }
+            self.record_mut(row.sequence)?.steps.check_named(attempt, index)?;
         }
         self.share_at_prepare(micro_batch, stream)?;
         let entries = rows.iter().map(|row| Entry {
@@ -95,13 +80,8 @@ impl Cache {
             self.records[index].work.unsettled = None;
             self.release_held(index)?;
             let record = &mut self.records[row.sequence.index as usize];
-            let before = record.rows.begin_step(row.accepted, row.query_rows);
-            record.steps.in_flight.push_back(before);
-            record.steps.micro_batch = Some(micro_batch);
-            record.steps.open = true;
-            let sequence = row.sequence.index;
-            let query_rows = row.query_rows;
-            self.ring.add_row(&step, RowInFlight { sequence, enqueued_before: before, query_rows });
+            let flight = record.steps.begin_flight(&mut record.rows, row, micro_batch);
+            self.ring.add_row(&step, flight);
             self.outgrows(index);
         }
         Ok(step)
@@ -133,32 +113,16 @@ impl Cache {
         let record = self.record(row.sequence)?;
         record.check_state(&[State::Running], "prepare")?;
         record.check_ticket("prepare")?;
-        let error = |kind, place: &'static str, value: u32| {
-            Err(Error::new(kind, "prepare").at(place).with("value", value))
-        };
-        if record.steps.micro_batch.is_some_and(|own| own != micro) {
-            return Err(Error::new(Kind::InvalidState, "prepare")
-                .at("a sequence of another micro-batch")
-                .with("value", micro.0)
-                .hint("a sequence keeps the micro-batch of its first step"));
-        }
-        if record.steps.in_flight.len() >= self.config.steps_in_flight as usize {
-            return error(Kind::Busy, "steps of one sequence in flight", self.config.steps_in_flight);
-        }
+        record.steps.check_next(micro, self.config.steps_in_flight)?;
         if row.query_rows == 0 || row.query_rows > query_rows {
-            return error(Kind::OutOfRange, "query rows of a batch row", row.query_rows);
+            return Err(Error::new(Kind::OutOfRange, "prepare")
+                .at("query rows of a batch row")
+                .with("value", row.query_rows));
         }
         record.rows.check_accepted(row.accepted, tensor.is_some())?;
-        let reach = record.rows.reach(row.accepted, row.query_rows);
-        let most = self.config.reach(record.admitted.tokens)?;
-        if reach > u64::from(most) {
-            return Err(Error::new(Kind::OutOfRange, "prepare")
-                .at("the sequence outgrows its admitted tokens")
-                .with("tokens", reach)
-                .with("admitted", record.admitted.tokens)
-                .hint("close it, or open it with more promised tokens"));
-        }
-        Ok(())
+        let admitted = record.admitted.tokens;
+        let most = self.config.reach(admitted)?;
+        record.rows.check_reach(row.accepted, row.query_rows, most, admitted)
     }
 
     /// Orders the begin of a step after the micro-batch's last step, and after later work of each row's sequence.

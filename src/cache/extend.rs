@@ -135,7 +135,7 @@ impl Cache {
         record.admitted.prompt = length;
         record.rows.committed = record.rows.committed.min(length);
         record.rows.stored = record.rows.stored.min(length);
-        record.rows.filled.iter_mut().for_each(|filled| *filled = (*filled).min(length));
+        record.filled.iter_mut().for_each(|filled| *filled = (*filled).min(length));
         Ok(())
     }
 }

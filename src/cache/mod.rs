@@ -41,7 +41,6 @@
 //! [`Cache::new`] and `capture`, which wait for work on the device's own stream, only `digest` and `validate`, which
 //! are for checks, wait for a GPU. It never synchronises an engine's stream. It computes no attention.
 
-mod accept;
 mod admit;
 mod budgets;
 mod captured;
@@ -50,7 +49,6 @@ mod config;
 mod decode;
 mod extend;
 mod footprint;
-mod hashes;
 mod overlapped;
 mod park;
 mod places;
@@ -75,15 +73,11 @@ use crate::stats::Stats;
 use crate::step::Ring;
 use crate::total::{CAPACITY_MAX, IndexPool, PrefixIndex, Secret, TotalPool};
 
-pub use accept::Accepted;
 pub use admit::Open;
 pub use captured::{Capture, Captured};
 pub use config::{Config, Memory, Slots};
-pub use decode::BatchRow;
 pub use footprint::Footprint;
 pub use overlapped::Layers;
-pub use prefix::Tokens;
-pub use sequence::Length;
 
 use places::Places;
 use record::{Record, State};

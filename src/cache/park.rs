@@ -105,7 +105,7 @@ impl Cache {
         let record = &mut self.records[index];
         let length = record.rows.committed + accepted;
         record.admitted.prompt = length;
-        record.rows.filled.fill(length);
+        record.filled.fill(length);
         (record.rows.committed, record.rows.stored) = (length, length);
         (record.rows.landed, record.rows.upper) = (0, length);
         record.steps.micro_batch = None;

@@ -17,52 +17,11 @@ use std::collections::HashMap;
 
 use crate::cache::Cache;
 use crate::cache::admit::Open;
-use crate::cache::hashes::BlockHashes;
 use crate::cache::record::{Owned, State};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{HostPage, IndexPage, Sequence};
+use crate::sequence::{BlockHashes, Tokens};
 use crate::total::{BlockHash, BlockHasher, Inserted, Pages};
-
-/// The contents of pages, from which their block hashes are computed.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tokens<'a> {
-    /// Token ids, from the beginning of a page. Ids after the last full page are ignored.
-    pub ids: &'a [u32],
-    /// For each full page an optional key of the caller's; empty if no page has a key. A key adds what the ids do not
-    /// show, for example which image they stand for. Two pages are equal only if their ids, their keys and everything
-    /// before them are equal.
-    pub keys: &'a [Option<[u8; 16]>],
-}
-
-impl<'a> Tokens<'a> {
-    /// Token ids without keys.
-    pub const fn new(ids: &'a [u32]) -> Self {
-        Tokens { ids, keys: &[] }
-    }
-
-    /// The ids and the key of each full page.
-    fn pages(self, page_tokens: u32) -> impl Iterator<Item = (&'a [u32], Option<&'a [u8; 16]>)> {
-        let keys = self.keys.iter().map(Option::as_ref).chain(std::iter::repeat(None));
-        self.ids.chunks_exact(page_tokens as usize).zip(keys)
-    }
-
-    fn check(self, page_tokens: u32, most: u32, operation: &'static str) -> Result<()> {
-        let full = self.ids.len() / page_tokens as usize;
-        if self.ids.len() > most as usize {
-            return Err(Error::new(Kind::OutOfRange, operation)
-                .at("token ids")
-                .with("ids", self.ids.len() as u64)
-                .with("most", most));
-        }
-        if !self.keys.is_empty() && self.keys.len() != full {
-            return Err(Error::new(Kind::OutOfRange, operation)
-                .at("keys: as many as full pages, or none")
-                .with("keys", self.keys.len() as u64)
-                .with("pages", full as u64));
-        }
-        Ok(())
-    }
-}
 
 /// Whether evicting an unused block would free its pages. A fork may own the pages without using the block, and so may
 /// a copy that has not run yet.

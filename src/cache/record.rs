@@ -5,16 +5,15 @@
 //!
 //! - `admitted` changes with `extend` and, while the prompt is not complete, with `truncate`; its slots with `resize`.
 //! - The resources in `owned` are freed when the last work that names them has ended.
-//! - The counts in `rows` change with the prompt, with each step and with each retirement.
+//! - The counts in `filled` change with the prompt.
+//! - The counts in `rows` change with each step and with each retirement.
 //! - `steps` and `work` record which work may still run: that of steps, and that of other calls.
 
-use std::collections::VecDeque;
-
-use crate::cache::hashes::BlockHashes;
 use crate::cache::places::Place;
 use crate::device::{Outcome, Stream, Ticket};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{MicroBatch, Sequence};
+use crate::sequence::{BlockHashes, RowCounts, SequenceSteps};
 use crate::sparse::{BringUp, Holding, Stretches};
 use crate::step::RowInFlight;
 use crate::total::PageTable;
@@ -42,7 +41,10 @@ pub(super) struct Record {
     pub(super) opened: u64,
     pub(super) admitted: Admitted,
     pub(super) owned: Owned,
+    /// The number of prompt rows appended, for each layer.
+    pub(super) filled: Vec<u32>,
     pub(super) rows: RowCounts,
+    /// Its steps between prepare and retire.
     pub(super) steps: SequenceSteps,
     pub(super) work: HostWork,
 }
@@ -85,37 +87,6 @@ pub(super) struct Owned {
 pub(super) struct PageCopy {
     pub(super) from: (u32, u32),
     pub(super) to: (u32, u32),
-}
-
-/// The counts of its rows. `accept` explains how they change while the sequence decodes.
-#[derive(Debug, Default)]
-pub(super) struct RowCounts {
-    /// The number of prompt rows appended, for each layer.
-    pub(super) filled: Vec<u32>,
-    /// Committed tokens, as of the last report or truncation.
-    pub(super) committed: u32,
-    /// Committed tokens that are stored: all steps and other work that wrote them succeeded. The work of the last
-    /// ticket may still run.
-    pub(super) stored: u32,
-    /// Rows that the last step wrote after the committed ones.
-    pub(super) landed: u32,
-    /// An upper bound of committed and landed tokens, whatever the steps in flight accept.
-    pub(super) upper: u32,
-    /// Rows enqueued over the whole life of the sequence.
-    pub(super) enqueued: u64,
-}
-
-/// Its steps between prepare and retire.
-#[derive(Debug, Default)]
-pub(super) struct SequenceSteps {
-    /// For each step, oldest first, the number of rows enqueued before it.
-    pub(super) in_flight: VecDeque<u64>,
-    /// Its micro-batch, which never changes after the first step.
-    pub(super) micro_batch: Option<MicroBatch>,
-    /// Whether a step of it is prepared and not finished. Its micro-batch has at most one such step.
-    pub(super) open: bool,
-    /// The number of the last `prepare` call that named it.
-    pub(super) attempt: u64,
 }
 
 /// The work that the host has issued for it outside its steps.
@@ -206,11 +177,11 @@ impl Record {
     /// Checks that every layer has the whole prompt.
     pub(super) fn check_prompt(&self, operation: &'static str) -> Result<()> {
         let prompt = self.admitted.prompt;
-        match self.rows.filled.iter().position(|filled| *filled != prompt) {
+        match self.filled.iter().position(|filled| *filled != prompt) {
             Some(layer) => Err(Error::new(Kind::InvalidState, operation)
                 .at("the prompt of a layer is incomplete")
                 .with("layer", layer as u64)
-                .with("filled", self.rows.filled.get(layer).copied().unwrap_or(0))
+                .with("filled", self.filled.get(layer).copied().unwrap_or(0))
                 .with("prompt", prompt)),
             None => Ok(()),
         }
@@ -226,10 +197,10 @@ impl Record {
 
     /// Checks that no work that names the sequence is in flight.
     pub(super) fn check_idle(&self, operation: &'static str) -> Result<()> {
-        if !self.steps.in_flight.is_empty() || self.has_ticket() {
+        if self.steps.in_flight() > 0 || self.has_ticket() {
             return Err(Error::new(Kind::Busy, operation)
                 .at("work of the sequence is in flight")
-                .with("steps", self.steps.in_flight.len() as u64));
+                .with("steps", self.steps.in_flight() as u64));
         }
         Ok(())
     }
@@ -244,21 +215,12 @@ impl Record {
         }
     }
 
-    /// Notes that a step of the sequence is retired. `length` is the committed length that the step began with, if it
-    /// succeeded. An older step that is still in flight may yet fail, and then its rows are invalid.
+    /// Notes that a step of the sequence is retired: see [`SequenceSteps::end_flight`].
     pub(super) fn end_flight(&mut self, row: RowInFlight, length: Option<u32>) {
         if row.enqueued_before >= self.work.issued_at {
             (self.work.covered, self.work.staged) = (true, false);
         }
-        let place = self.steps.in_flight.iter().position(|before| *before == row.enqueued_before);
-        place.and_then(|place| self.steps.in_flight.remove(place));
-        let Some(length) = length else { return };
-        if place == Some(0) {
-            self.rows.stored = self.rows.stored.max(length);
-        }
-        if self.steps.in_flight.is_empty() && self.state == State::Running {
-            self.rows.stored = self.rows.committed;
-        }
+        self.steps.end_flight(&mut self.rows, row, length, self.state == State::Running);
     }
 
     /// Checks that the sequence is in one of the states that a call allows.

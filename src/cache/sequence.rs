@@ -1,26 +1,13 @@
 //! A sequence outside its steps: appending its prompt, joining its lane, and truncating it.
 
 use crate::cache::Cache;
-use crate::cache::hashes::BlockHashes;
 use crate::cache::record::State;
 use crate::device::{Join, PoolOp, Slice, Stream, Ticket, Truncate, Warm, WarmGather};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Geometry;
 use crate::ids::{Lane, Layer, Sequence};
+use crate::sequence::{BlockHashes, Length};
 use crate::sparse::{BringUp, Stretches, WarmUp};
-
-/// How long a sequence is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Length {
-    /// Committed tokens, counting only retired steps and host-issued work.
-    pub committed: u32,
-    /// Rows that the last retired step wrote after the committed ones, not yet accepted or rejected.
-    pub landed: u32,
-    /// Tokens in published pages. [`Cache::publish`] continues after them.
-    pub published: u32,
-    /// Prompt rows that every layer has. While the sequence is parked, all its tokens are a prompt.
-    pub filled: u32,
-}
 
 impl Cache {
     /// The length of a sequence.
@@ -31,7 +18,7 @@ impl Cache {
         let record = self.record(sequence)?;
         let published =
             record.owned.hashes.as_ref().map_or(0, BlockHashes::pages) * self.geometry.page_tokens();
-        let filled = record.rows.filled.iter().min().copied().unwrap_or(0);
+        let filled = record.filled.iter().min().copied().unwrap_or(0);
         Ok(Length { committed: record.rows.committed, landed: record.rows.landed, published, filled })
     }
 
@@ -75,7 +62,7 @@ impl Cache {
     /// Counts `count` more rows of a layer as filled. Returns the position of the first one.
     fn claim(&mut self, sequence: Sequence, layer: Layer, count: u32) -> Result<u32> {
         let first = self.claimable(sequence, layer, count)?;
-        self.record_mut(sequence)?.rows.filled[layer.index()] = first + count;
+        self.record_mut(sequence)?.filled[layer.index()] = first + count;
         Ok(first)
     }
 
@@ -84,7 +71,7 @@ impl Cache {
         self.check_layer(layer)?;
         let record = self.record(sequence)?;
         record.check_state(&[State::Filling, State::Parked], "append")?;
-        let filled = record.rows.filled[layer.index()];
+        let filled = record.filled[layer.index()];
         if count > record.admitted.prompt - filled {
             return Err(Error::new(Kind::OutOfRange, "append")
                 .at("rows beyond the prompt")

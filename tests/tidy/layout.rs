@@ -20,6 +20,7 @@ const MODULES: &[&str] = &[
     "total",
     "sparse",
     "step",
+    "sequence",
     "overlap",
     "weights",
     "transfer",

@@ -13,12 +13,11 @@
 //!
 //! **An upper bound.** If only the device has the count ([`Accepted::OnDevice`]), every landed row may turn out to be
 //! accepted until a report says otherwise. So `upper` is at least the length that steps in flight may commit, and
-//! admission has reserved pages for it ([`RowCounts::reach`]).
+//! admission has reserved pages for it ([`RowCounts::check_reach`]).
 //!
 //! For a sequence without a next step, [`Cache::truncate`](crate::Cache::truncate) accepts the last rows up to the
 //! given length.
 
-use crate::cache::record::RowCounts;
 use crate::device::descriptor::ACCEPTED_ON_DEVICE;
 use crate::error::{Error, Kind, Result};
 use crate::step::RowInFlight;
@@ -35,7 +34,7 @@ pub enum Accepted {
 
 impl Accepted {
     /// The word in a step descriptor.
-    pub(super) const fn word(self) -> u32 {
+    pub(crate) const fn word(self) -> u32 {
         match self {
             Accepted::Rows(count) => count,
             Accepted::OnDevice => ACCEPTED_ON_DEVICE,
@@ -43,12 +42,28 @@ impl Accepted {
     }
 }
 
+/// The counts of a sequence's rows. The module's head explains how they change while it decodes.
+#[derive(Debug, Default)]
+pub(crate) struct RowCounts {
+    /// Committed tokens, as of the last report or truncation.
+    pub(crate) committed: u32,
+    /// Committed tokens that are stored: all steps and other work that wrote them succeeded. The work of the last
+    /// ticket may still run.
+    pub(crate) stored: u32,
+    /// Rows that the last step wrote after the committed ones.
+    pub(crate) landed: u32,
+    /// An upper bound of committed and landed tokens, whatever the steps in flight accept.
+    pub(crate) upper: u32,
+    /// Rows enqueued over the whole life of the sequence.
+    pub(crate) enqueued: u64,
+}
+
 impl RowCounts {
     /// Checks that enough rows have landed, or, for a count on the device, that there is a tensor (`is_tensor`).
     ///
     /// # Errors
     /// [`Kind::OutOfRange`], [`Kind::InvalidConfig`].
-    pub(super) fn check_accepted(&self, accepted: Accepted, is_tensor: bool) -> Result<()> {
+    pub(crate) fn check_accepted(&self, accepted: Accepted, is_tensor: bool) -> Result<()> {
         let error = |kind, place: &'static str, value: u32| {
             Err(Error::new(kind, "prepare").at(place).with("value", value))
         };
@@ -67,8 +82,31 @@ impl RowCounts {
         }
     }
 
+    /// Checks that the sequence cannot outgrow `most` tokens in a step of `query_rows` rows: the tokens that it was
+    /// `admitted` with, and the rows in flight.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    pub(crate) fn check_reach(
+        &self,
+        accepted: Accepted,
+        query_rows: u32,
+        most: u32,
+        admitted: u32,
+    ) -> Result<()> {
+        let reach = self.reach(accepted, query_rows);
+        if reach > u64::from(most) {
+            return Err(Error::new(Kind::OutOfRange, "prepare")
+                .at("the sequence outgrows its admitted tokens")
+                .with("tokens", reach)
+                .with("admitted", admitted)
+                .hint("close it, or open it with more promised tokens"));
+        }
+        Ok(())
+    }
+
     /// The most tokens that the sequence may have after a step of `query_rows` rows.
-    pub(super) fn reach(&self, accepted: Accepted, query_rows: u32) -> u64 {
+    fn reach(&self, accepted: Accepted, query_rows: u32) -> u64 {
         u64::from(self.upper) - u64::from(self.rejected(accepted)) + u64::from(query_rows)
     }
 
@@ -83,7 +121,7 @@ impl RowCounts {
     }
 
     /// Notes that a step was retired. `length` is the number of committed tokens with which it began, from its report.
-    pub(super) fn end_step(&mut self, row: &RowInFlight, length: u32) {
+    pub(crate) fn end_step(&mut self, row: &RowInFlight, length: u32) {
         let since = (self.enqueued - row.enqueued_before).try_into().unwrap_or(u32::MAX);
         self.upper = self.upper.min(length.saturating_add(since));
         // Steps may be retired in any order; the step enqueued last determines the length of the sequence.
