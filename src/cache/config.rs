@@ -9,6 +9,7 @@ use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometries, IndexGroup, SLOT_BLOCK, Shape};
 use crate::sparse::{Share, SparseConfig, one_of};
 use crate::step::RingShape;
+use crate::total::memory::Memory;
 
 /// The configuration of a cache. No part of a cache grows later.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,27 +73,6 @@ pub enum Slots {
     Uniform(u32),
     /// The number of slots of each layer, draft layers included. Layers of one index group have the same number.
     ByLayer(Vec<u32>),
-}
-
-/// The options of the total pool's memory. [`Cache::fallbacks`](crate::Cache::fallbacks) lists the options that the
-/// system refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
-    /// Use huge pages.
-    pub huge: bool,
-    /// Allocate all physical memory at the start.
-    pub populate: bool,
-    /// Lock the memory.
-    pub lock: bool,
-    /// Bind the memory to this NUMA node.
-    pub node: Option<u32>,
-}
-
-impl Default for Memory {
-    /// The options for serving: huge pages, populated, locked.
-    fn default() -> Self {
-        Memory { huge: true, populate: true, lock: true, node: None }
-    }
 }
 
 impl Config {

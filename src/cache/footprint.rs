@@ -11,8 +11,9 @@ use crate::cache::record::Record;
 use crate::device::{Device, descriptor};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometries, Geometry, SLOT_BLOCK};
-use crate::os::{self, Call, Faults, MemoryState};
+use crate::os::{self, Faults, MemoryState};
 use crate::residency::TableShape;
+use crate::total::memory::check_available;
 use crate::total::{CAPACITY_MAX, PrefixIndex};
 
 /// The bytes of a cache, by purpose.
@@ -128,7 +129,7 @@ impl Config {
     ///   or `lock` is set;
     /// - the ring, the steps' records of enqueued calls, and the lists of pages, blocks and lanes.
     ///
-    /// If the system does not report its memory ([`Overcommits`]), nothing is rejected.
+    /// If the system does not report its memory, nothing is rejected.
     ///
     /// # Errors
     /// [`Kind::OutOfMemory`] with `wanted` and `available`.
@@ -136,17 +137,7 @@ impl Config {
         // If this cannot be computed, `Cache::new` fails later and names the field.
         let Ok(footprint) = self.footprint(device.granularity()) else { return Ok(()) };
         let state = os::memory_state(faults);
-        let wanted = self.of_machine(&footprint, device, &state);
-        match state.available {
-            Some(available) if available < wanted => Err(Error::new(Kind::OutOfMemory, "create")
-                .at("memory of the machine")
-                .with("wanted", wanted)
-                .with("available", available)
-                .hint(
-                    "ask for less, or set overcommit if the machine can give more than the system reports",
-                )),
-            _ => Ok(()),
-        }
+        check_available(self.of_machine(&footprint, device, &state), &state)
     }
 
     /// Bytes of the machine's memory that are in use as soon as the cache is made.
@@ -214,24 +205,6 @@ impl Config {
 const LAYER: u64 = 136;
 const LIST: u64 = 72;
 const FETCH: u64 = 16;
-
-/// The system calls of a cache that overcommits: the system reports no available memory.
-#[derive(Debug)]
-pub(super) struct Overcommits<'a>(pub(super) &'a dyn Faults);
-
-impl Faults for Overcommits<'_> {
-    fn before(&self, call: Call) -> Option<i32> {
-        self.0.before(call)
-    }
-
-    fn memory(&self, read: MemoryState) -> MemoryState {
-        MemoryState { available: None, ..self.0.memory(read) }
-    }
-
-    fn passes(&self, bytes: usize) -> usize {
-        self.0.passes(bytes)
-    }
-}
 
 fn sum(mut parts: impl Iterator<Item = u64>, first: u64) -> Result<u64> {
     parts.try_fold(first, |all, part| all.checked_add(part)).ok_or_else(overflow)

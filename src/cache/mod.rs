@@ -66,16 +66,17 @@ use crate::device::{Device, Event, Expected, PoolLayout, Pools, Slice, Stream, f
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometries, Geometry};
 use crate::ids::{HostPage, IndexPage, Layer, Sequence};
-use crate::os::{self, Fallback, Faults, NoFaults, Request};
+use crate::os::{self, Fallback, Faults, NoFaults};
 use crate::overlap::{Run, Schedule};
 use crate::sparse::SparsePool;
 use crate::stats::Stats;
 use crate::step::Ring;
+use crate::total::memory::{Memory, Overcommits};
 use crate::total::{CAPACITY_MAX, IndexPool, PrefixIndex, Secret, TotalPool};
 
 pub use admit::Open;
 pub use captured::{Capture, Captured};
-pub use config::{Config, Memory, Slots};
+pub use config::{Config, Slots};
 pub use footprint::Footprint;
 pub use overlapped::Layers;
 
@@ -211,7 +212,7 @@ impl Cache {
     /// # Errors
     /// As [`Cache::new`].
     pub fn with_faults(config: Config, device: Arc<dyn Device>, faults: &dyn Faults) -> Result<Cache> {
-        let overcommits = footprint::Overcommits(faults);
+        let overcommits = Overcommits(faults);
         let faults: &dyn Faults = if config.overcommit { &overcommits } else { faults };
         config.check_machine(&*device, faults)?;
         Cache::take(config, device, faults).map_err(|error| match error.kind() {
@@ -227,17 +228,8 @@ impl Cache {
         config.check(&geometry)?;
         let sparse_config = config.sparse(&geometry)?;
         // Rows that are never stored need no pages.
-        let lazy = Memory { huge: false, populate: false, lock: false, node: None };
-        let memory = if config.residency_only { lazy } else { config.memory };
-        let request = Request {
-            bytes: 0,
-            huge: memory.huge,
-            populate: memory.populate,
-            lock: memory.lock,
-            node: memory.node,
-            shared: true,
-        };
-        let total = TotalPool::new(geometry.clone(), config.host_pages, &request, &*device, faults)?;
+        let memory = if config.residency_only { Memory::LAZY } else { config.memory };
+        let total = TotalPool::new(geometry.clone(), config.host_pages, memory, &*device, faults)?;
         let mut fallbacks = total.fallbacks().to_vec();
         let index = IndexPool::new(&geometry, config.index_pages, &*device)?;
         let prefix = PrefixIndex::new(config.host_pages.min(config.index_pages).min(CAPACITY_MAX))?;

@@ -9,6 +9,7 @@
 //! the partial page. The prefix index holds published pages that other requests may share; it is one more owner.
 
 mod index;
+pub(crate) mod memory;
 mod page;
 mod pool;
 mod prefix;

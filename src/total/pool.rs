@@ -1,17 +1,16 @@
 //! The memory of the total pool and the owners of its pages.
 //!
 //! The layout is layer-major: the rows of a layer are contiguous, `[pages][page tokens][host stride]`, so that one
-//! layer can be transferred, or gathered from, as one range. The memory is one shared mapping, on huge pages, locked
-//! and bound to a node where the system allows it. [`TotalPool::fallbacks`] lists the options that the system refused.
-//! If the device allocates host memory itself ([`Device::host_memory`]), the pool uses that memory instead: pinned, on
-//! the device's own pages, without a descriptor.
+//! layer can be transferred, or gathered from, as one range. `memory` takes it, as one mapping.
+//! [`TotalPool::fallbacks`] lists the options that the system refused.
 
 use crate::device::{Device, Slice};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Geometries;
-use crate::os::{Fallback, Faults, Map, Request};
+use crate::os::{Fallback, Faults, Map};
 use crate::sync::Arc;
 use crate::total::Pages;
+use crate::total::memory::{Memory, take};
 
 /// The byte that fills a newly allocated page in debug builds.
 const POISON: u8 = 0xFF;
@@ -29,25 +28,19 @@ pub struct TotalPool {
 }
 
 impl TotalPool {
-    /// Takes the memory of `pages` pages in every layer and registers it with `device`. `request` has the options; its
-    /// size is set here.
+    /// Takes the memory of `pages` pages in every layer, with the options of `memory`, and registers it with `device`.
     ///
     /// # Errors
     /// [`Kind::OutOfMemory`], [`Kind::Overflow`], [`Kind::OsRefused`].
     pub fn new(
         geometry: Geometries,
         pages: u32,
-        request: &Request,
+        memory: Memory,
         device: &dyn Device,
         faults: &dyn Faults,
     ) -> Result<Self> {
         let bytes = geometry.total_bytes(pages)?;
-        let request = Request { bytes, ..request.clone() };
-        let (map, fallbacks) = match device.host_memory(bytes, request.node)? {
-            Some(map) => (map, Vec::new()),
-            None => Map::new(&request, faults).map(|(map, fallbacks)| (Arc::new(map), fallbacks))?,
-        };
-        let all = device.register(&map)?;
+        let (map, all, fallbacks) = take(&memory.request(bytes), device, faults)?;
         let mut layers = Vec::with_capacity(geometry.formats().len());
         let mut start = 0;
         for format in geometry.formats() {

@@ -5,6 +5,7 @@ use crate::device::{Device, Event, Slice, Stream};
 use crate::error::Result;
 use crate::os::{Fallback, Faults, Map, Request};
 use crate::sync::Arc;
+use crate::total::memory::take;
 
 /// Bytes of pinned memory between the device and the host's hash or files, if a granule is not larger.
 const STAGED: u64 = 4 << 20;
@@ -18,12 +19,7 @@ pub(super) struct Pinned {
 
 pub(super) fn pinned(device: &dyn Device, bytes: u64, faults: &dyn Faults) -> Result<Pinned> {
     let request = Request { bytes, huge: true, populate: true, lock: true, node: None, shared: false };
-    let (map, fallbacks) = match device.host_memory(bytes, None)? {
-        Some(map) => (map, Vec::new()),
-        None => Map::new(&request, faults).map(|(map, fallbacks)| (Arc::new(map), fallbacks))?,
-    };
-    // A map is rounded up to pages.
-    let slice = device.register(&map)?.part(0, bytes)?;
+    let (map, slice, fallbacks) = take(&request, device, faults)?;
     Ok(Pinned { map, slice, fallbacks })
 }
 
