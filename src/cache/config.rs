@@ -4,7 +4,7 @@
 //! memory. The sizes of the ring and of the sparse pool follow from the same numbers, and so does the reach of a
 //! sequence: its tokens with its rows in flight, for which admission reserves memory.
 
-use crate::device::descriptor::BATCH_MAX;
+use crate::device::descriptor::{self, BATCH_MAX};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometries, IndexGroup, SLOT_BLOCK, Shape};
 use crate::sparse::{Share, SparseConfig, one_of};
@@ -224,7 +224,13 @@ impl Config {
 
     pub(super) fn ring(&self, geometry: &Geometries) -> RingShape {
         let steps = self.steps_in_flight.saturating_mul(self.micro_batches);
-        RingShape { steps, batch: self.batch, layers: geometry.layers(), query_rows: self.query_rows }
+        RingShape {
+            steps,
+            batch: self.batch,
+            layers: geometry.layers(),
+            query_rows: self.query_rows,
+            descriptor_words: descriptor::step::words(self.batch),
+        }
     }
 
     pub(super) fn sparse(&self, geometry: &Geometries) -> Result<SparseConfig> {

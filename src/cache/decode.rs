@@ -2,7 +2,7 @@
 
 use crate::cache::Cache;
 use crate::cache::record::State;
-use crate::device::descriptor::Entry;
+use crate::device::descriptor::{self, Entry};
 use crate::device::{Begin, PoolOp, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Layer, MicroBatch};
@@ -57,7 +57,8 @@ impl Cache {
             accepted: row.accepted.word(),
             query_rows: row.query_rows,
         });
-        let step = self.ring.prepare(micro_batch, query_rows, entries, stream)?;
+        let encode = |number, words: &mut [u32]| descriptor::step::encode(number, entries, words);
+        let step = self.ring.prepare(micro_batch, query_rows, rows.len() as u32, encode, stream)?;
         if let Err(error) = self.order_prepare(&step, rows, stream) {
             self.ring.release(&step);
             return Err(error);

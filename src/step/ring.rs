@@ -26,10 +26,10 @@
 //! **Costs.** [`Ring::new`] takes all memory: a descriptor and a report in whole cache lines for each slot, in one
 //! pinned mapping. A step allocates nothing. Finding a free slot checks each of a handful of slots.
 //!
-//! The ring does not wait: a full ring is [`Kind::Busy`]. It holds sequences as plain numbers. The only operations
-//! that it enqueues are the events of refused slots.
+//! The ring does not wait: a full ring is [`Kind::Busy`]. It holds sequences as plain numbers, and does not read the
+//! descriptors that the cache encodes. The only operations that it enqueues are the events of refused slots.
 
-use crate::device::descriptor::{self, Cause, Entry, Report};
+use crate::device::descriptor::{Cause, Report};
 use crate::device::{Device, Event, Slice, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::MicroBatch;
@@ -119,7 +119,7 @@ impl Ring {
                 enqueued: Enqueued::new(&shape)?,
             });
         }
-        let words = descriptor::step::words(shape.batch).max(Report::words(shape.layers, shape.batch));
+        let words = shape.descriptor_words.max(Report::words(shape.layers, shape.batch));
         Ok(Ring {
             tag: unique(),
             shape,
@@ -141,7 +141,8 @@ impl Ring {
         self.slots.iter().filter(|s| s.step.is_some()).count() as u32
     }
 
-    /// Takes a slot for a new step and writes its descriptor.
+    /// Takes a slot for a new step of `rows` batch rows, at most those of a batch, and writes its descriptor. `encode`
+    /// gets the step's number and writes the words of the descriptor, which hold earlier values.
     ///
     /// # Errors
     /// [`Kind::Busy`] if every slot has a step.
@@ -149,14 +150,14 @@ impl Ring {
         &mut self,
         micro_batch: MicroBatch,
         query_rows: u32,
-        entries: impl ExactSizeIterator<Item = Entry>,
+        rows: u32,
+        encode: impl FnOnce(u64, &mut [u32]),
         prepared: Stream,
     ) -> Result<Step> {
         let free = self.free_slot()?;
-        let rows = entries.len() as u32;
         let number = self.last + 1;
-        let words = &mut self.words[..descriptor::step::words(self.shape.batch)];
-        descriptor::step::encode(number, entries, words);
+        let words = &mut self.words[..self.shape.descriptor_words];
+        encode(number, words);
         let offset = self.slots[free].descriptor.address() - self.memory.as_ptr() as u64;
         self.memory.copy_in_words(offset, words)?;
         self.last = number;
@@ -356,19 +357,67 @@ mod tests {
     use super::*;
     use crate::device::host::{HostDevice, HostOptions};
     use crate::os::NoFaults;
+    use crate::step::enqueued::Due;
 
     #[test]
     fn a_step_of_another_ring_is_refused_though_its_number_is_the_same() {
         let device = HostDevice::new(HostOptions::default());
-        let shape = RingShape { steps: 1, batch: 1, layers: 1, query_rows: 1 };
+        let shape = RingShape { steps: 1, batch: 1, layers: 1, query_rows: 1, descriptor_words: 4 };
         let ring = || Ring::new(shape, false, &*device, &NoFaults, &mut Vec::new()).unwrap();
-        let prepare = |ring: &mut Ring| {
-            ring.prepare(MicroBatch(0), 1, [Entry::default()].into_iter(), Stream(0)).unwrap()
-        };
+        let prepare = |ring: &mut Ring| ring.prepare(MicroBatch(0), 1, 1, |_, _| (), Stream(0)).unwrap();
         let (mut one, mut other) = (ring(), ring());
         let (step, foreign) = (prepare(&mut one), prepare(&mut other));
         assert_eq!(step.number(), foreign.number());
         assert!(one.slot(&step).is_ok());
         assert_eq!(one.slot(&foreign).unwrap_err().kind(), Kind::OutOfRange);
+    }
+
+    fn bytes(words: &[u32]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn a_step_without_layers_has_a_descriptor_of_its_own_format_and_a_report_of_lengths() {
+        let device = HostDevice::new(HostOptions::default());
+        let stream = device.stream().unwrap();
+        let shape = RingShape { steps: 2, batch: 2, layers: 0, query_rows: 1, descriptor_words: 37 };
+        let mut ring = Ring::new(shape, false, &*device, &NoFaults, &mut Vec::new()).unwrap();
+        let mut prepare = |micro_batch| {
+            let encode =
+                |number: u64, words: &mut [u32]| words.fill(100 * number as u32 + words.len() as u32);
+            let step = ring.prepare(MicroBatch(micro_batch), 1, 2, encode, stream).unwrap();
+            for sequence in [8, 9] {
+                ring.add_row(&step, RowInFlight { sequence, enqueued_before: 0, query_rows: 1 });
+            }
+            step
+        };
+        let mut steps = [prepare(0), prepare(1)];
+        for (step, word) in steps.iter().zip([137, 237]) {
+            let mut read = vec![0; 4 * 37];
+            device.read(ring.slot(step).unwrap().descriptor, &mut read).unwrap();
+            assert_eq!(read, bytes(&[word; 37]), "each step has its own words, all of them");
+        }
+        for (step, lengths) in steps.iter_mut().zip([[5, 6], [7, 8]]) {
+            let slot = ring.slot(step).unwrap();
+            assert_eq!(slot.report.bytes(), 4 * Report::words(0, 2) as u64);
+            slot.enqueued.check(&slot.rows, Due { waves: 1, scatter: true }).unwrap();
+            let (report, event) = (slot.report, slot.event);
+            device.record(event, stream).unwrap();
+            device.synchronize(event).unwrap();
+            ring.finish(step);
+            let Ended::With(Err(error)) = ring.end(&*device, step) else { panic!("no report is there yet") };
+            assert_eq!(error.kind(), Kind::Internal);
+            let mut words = vec![0; Report::words(0, 2)];
+            let written =
+                Report { step: step.number(), lengths: lengths.to_vec(), ..Report::with_room(0, 2) };
+            written.encode(&mut words);
+            device.write(report, &bytes(&words)).unwrap();
+            let Ended::With(Ok(())) = ring.end(&*device, step) else { panic!("the step has ended") };
+            assert_eq!(ring.report(), &written);
+            let rows = [0, 1].map(|row| ring.row(step, row).map(|(row, length)| (row.sequence, length)));
+            assert_eq!(rows, [Some((8, Some(lengths[0]))), Some((9, Some(lengths[1])))]);
+            ring.release(step);
+        }
+        assert_eq!(ring.in_flight(), 0);
     }
 }

@@ -3,7 +3,7 @@
 //! A cache computes them before it takes any memory, so they are known without a ring. The record of enqueued calls has
 //! the same extents.
 
-use crate::device::descriptor::{self, Report};
+use crate::device::descriptor::Report;
 
 /// The bytes of a cache line. A report starts on a line of its own, so that the device and the host never write to the
 /// same line.
@@ -16,16 +16,18 @@ pub(crate) struct RingShape {
     pub(crate) steps: u32,
     /// Rows of a batch.
     pub(crate) batch: u32,
-    /// Layers.
+    /// Layers whose calls a step records and whose hits and misses it reports; 0 for steps that have none.
     pub(crate) layers: u32,
     /// Query rows of a step.
     pub(crate) query_rows: u32,
+    /// Words of a step descriptor for `batch` rows.
+    pub(crate) descriptor_words: usize,
 }
 
 impl RingShape {
     /// Bytes of a step descriptor.
     pub(super) fn descriptor_bytes(&self) -> usize {
-        4 * descriptor::step::words(self.batch)
+        4 * self.descriptor_words
     }
 
     /// Bytes of a report.
