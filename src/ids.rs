@@ -37,6 +37,8 @@ id! {
     HostPage "host page";
     /// A page of 64 index keys on the device, the same index in every layer.
     IndexPage "index page";
+    /// A page of rows on the device, the same index in every layer of its group.
+    DevicePage "device page";
     /// One of the micro-batches whose steps may be open at the same time.
     MicroBatch "micro-batch";
 }

@@ -8,6 +8,9 @@
 //! Each page counts its owners. A sequence that writes to a page is its only owner. A fork shares full pages and copies
 //! the partial page. The prefix index holds published pages that other requests may share; it is one more owner.
 
+mod blocks;
+mod directory;
+mod hash;
 mod index;
 pub(crate) mod memory;
 mod page;
@@ -16,9 +19,14 @@ mod prefix;
 mod recency;
 mod table;
 
+pub use blocks::{CAPACITY_MAX, Inserted};
+pub use directory::{Directory, Located, Victim};
+pub use hash::{BlockHash, BlockHasher, Secret};
 pub(crate) use index::IndexPool;
 pub use page::Pages;
 pub(crate) use pool::TotalPool;
-pub use prefix::{BlockHash, BlockHasher, CAPACITY_MAX, Inserted, PrefixIndex, Secret};
+pub use prefix::PrefixIndex;
 pub use recency::Recency;
 pub(crate) use table::PageTable;
+
+pub use crate::ids::DevicePage;

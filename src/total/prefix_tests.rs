@@ -3,6 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::geometry::Shape;
+use crate::total::{BlockHasher, CAPACITY_MAX, Secret};
 
 const SECRET: Secret = Secret([7; 32]);
 
@@ -211,10 +213,7 @@ fn block_hashes_that_collide_in_the_table_find_only_their_own_pages() {
 #[test]
 fn nothing_is_allocated_after_construction() {
     let mut index = PrefixIndex::new(5).unwrap();
-    let tables = |index: &PrefixIndex| {
-        let free = (index.free.as_ptr() as usize, index.free.capacity());
-        (free, index.entries.as_ptr() as usize, index.places.as_ptr() as usize)
-    };
+    let tables = |index: &PrefixIndex| (index.table.tables(), index.entries.as_ptr() as usize);
     let before = tables(&index);
     for round in 0..50 {
         for block in [crowded(round % 14), crowded((round + 3) % 14)] {
