@@ -34,10 +34,10 @@
 //! The directory moves no bytes and owns no page: it holds the numbers that the caller gives it. It does not know
 //! whether a copy is done, and has no clock.
 //!
-//! **Invariants**, which [`Directory::validate`] checks: each block is found by its hash, and has a page; a page has one
-//! block; no tier has more blocks than pages; a block with users has a device page; exactly the blocks with a device page
-//! and no user are in the device's order; exactly the blocks with a host page and no pin are in the host's; a block that
-//! is listed as unsaved has a device page and no host page.
+//! **Invariants**, which [`Directory::validate`] checks: each block is found by its hash, and has a page; a page has
+//! one block; no tier has more blocks than pages; a block with users has a device page; exactly the blocks with a
+//! device page and no user are in the device's order; exactly the blocks with a host page and no pin are in the
+//! host's; a block that is listed as unsaved has a device page and no host page.
 
 use super::blocks::{BlockTable, Inserted};
 use super::{BlockHash, Recency};

@@ -168,30 +168,35 @@ fn apply(directory: &mut Directory, model: &mut Model, op: u8, name: u8, other: 
                 (known.pins, known.used) = (known.pins - 1, model.date);
             }
         }
-        12 => {
-            let victim = model.victim();
-            let expected = victim.map(|name| Victim {
-                block: crowded(name),
-                page: DevicePage(model.blocks[&name].device.unwrap()),
-                saved: model.blocks[&name].host.is_some(),
-            });
-            prop_assert_eq!(directory.victim(), expected);
-            prop_assert_eq!(directory.evict_device(), expected);
-            if let Some(name) = victim {
-                let known = model.blocks.get_mut(&name).unwrap();
-                (known.device, known.unsaved) = (None, None);
-                model.forget_if_gone(name);
-            }
+        _ => evict(directory, model, op == 12)?,
+    }
+    Ok(())
+}
+
+/// Evicts from the device, or from the host.
+fn evict(directory: &mut Directory, model: &mut Model, device: bool) -> TestCaseResult {
+    if device {
+        let victim = model.victim();
+        let expected = victim.map(|name| Victim {
+            block: crowded(name),
+            page: DevicePage(model.blocks[&name].device.unwrap()),
+            saved: model.blocks[&name].host.is_some(),
+        });
+        prop_assert_eq!(directory.victim(), expected);
+        prop_assert_eq!(directory.evict_device(), expected);
+        if let Some(name) = victim {
+            let known = model.blocks.get_mut(&name).unwrap();
+            (known.device, known.unsaved) = (None, None);
+            model.forget_if_gone(name);
         }
-        _ => {
-            let victim = model.host_victim();
-            let expected = victim.map(|name| (crowded(name), HostPage(model.blocks[&name].host.unwrap())));
-            prop_assert_eq!(directory.evict_host(), expected);
-            if let Some(name) = victim {
-                model.blocks.get_mut(&name).unwrap().host = None;
-                model.forget_if_gone(name);
-            }
-        }
+        return Ok(());
+    }
+    let victim = model.host_victim();
+    let expected = victim.map(|name| (crowded(name), HostPage(model.blocks[&name].host.unwrap())));
+    prop_assert_eq!(directory.evict_host(), expected);
+    if let Some(name) = victim {
+        model.blocks.get_mut(&name).unwrap().host = None;
+        model.forget_if_gone(name);
     }
     Ok(())
 }
@@ -235,7 +240,7 @@ proptest! {
     }
 }
 
-/// A directory with a block in each state, and the number of blocks.
+/// A directory with a block in each state.
 fn of_each_state() -> Directory {
     let mut directory = Directory::new(3, 3).unwrap();
     for (name, page) in [(0, 0), (1, 1), (2, 2)] {
@@ -249,10 +254,13 @@ fn of_each_state() -> Directory {
     directory
 }
 
+/// What breaks a rule, given the entries of a block in use, one on the host only and an unused one.
+type Break = fn(&mut Directory, [u32; 3]);
+
 #[test]
 fn each_broken_invariant_is_found() {
     let entry = |directory: &Directory, name: u8| directory.table.find(&crowded(name)).unwrap();
-    let breaks: [(&str, fn(&mut Directory, [u32; 3])); 9] = [
+    let breaks: [(&str, Break); 9] = [
         ("a block has no page", |d, [_, gone, _]| d.entries[gone as usize].host = NONE),
         ("a block with users has no device page", |d, [_, gone, _]| d.entries[gone as usize].users = 1),
         ("a block with pins has no host page", |d, [used, ..]| d.entries[used as usize].pins = 1),

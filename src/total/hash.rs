@@ -18,11 +18,11 @@ use crate::geometry::Shape;
 pub struct BlockHash(pub(super) [u8; 32]);
 
 impl BlockHash {
-    /// The first 64 bits, which give a block its place in a table.
+    /// The first 32 bits, which give a block its place in a table.
     #[inline]
-    pub(super) fn word(&self) -> u64 {
-        let [a, b, c, d, e, f, g, h, ..] = self.0;
-        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    pub(super) fn mark(&self) -> u32 {
+        let [a, b, c, d, ..] = self.0;
+        u32::from_le_bytes([a, b, c, d])
     }
 }
 

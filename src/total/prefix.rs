@@ -4,7 +4,7 @@
 //! keep their pages, in LRU order; [`PrefixIndex::evict`] removes the least recently used one. A caller that releases
 //! a sequence's blocks begins with the last block, so that a prefix stays longer than its continuations.
 //!
-//! All memory is allocated at construction: 64 to 72 bytes for each entry. A lookup takes one or a few probes of the
+//! All memory is allocated at construction: 72 to 88 bytes for each entry. A lookup takes one or a few probes of the
 //! table of blocks.
 //!
 //! The index moves no bytes, owns no page, and does not decide when a page is published.
