@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay::device::clock::{ClockDevice, ClockOptions, Costs, Demand, Label};
 use forebay::device::{
-    Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
+    Backing, Completer, Device, DeviceId, Event, Mapped, PageOp, PoolLayout, PoolOp, Pools, Slice, Stream,
 };
 use forebay::os::{Map, Protection};
 use forebay::predict::pulls::{self, Cycle, End, Fill, Layer};
@@ -63,6 +63,7 @@ impl Device for Graphs {
         synchronize(event: Event) -> Result<()>;
         copy(stream: Stream, from: Slice, to: Slice) -> Result<()>;
         prefetch(stream: Stream, slice: Slice, rate: u64) -> Result<()>;
+        enqueue_pages(stream: Stream, op: PageOp<'_>) -> Result<()>;
         call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
         complete(stream: Stream, completer: Completer) -> Result<()>;
         attach(layout: PoolLayout) -> Result<Pools>;

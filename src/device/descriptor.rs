@@ -222,13 +222,18 @@ impl Report {
         REPORT_HEADER + COUNT * layers as usize + batch as usize
     }
 
-    /// Writes the report to `words`, which has room for it.
-    pub fn encode(&self, words: &mut [u32]) {
-        let [cause, row, layer, value] = match self.sticky {
+    /// The first words of a report.
+    pub(crate) fn header(step: u64, sticky: Option<Sticky>, moved: u32) -> [u32; REPORT_HEADER] {
+        let [cause, row, layer, value] = match sticky {
             Some(s) => [s.cause as u32, s.row, s.layer, s.value],
             None => [0; 4],
         };
-        let header = [self.step as u32, (self.step >> 32) as u32, cause, row, layer, value, self.moved, 0];
+        [step as u32, (step >> 32) as u32, cause, row, layer, value, moved, 0]
+    }
+
+    /// Writes the report to `words`, which has room for it.
+    pub fn encode(&self, words: &mut [u32]) {
+        let header = Report::header(self.step, self.sticky, self.moved);
         words[..REPORT_HEADER].copy_from_slice(&header);
         for (at, count) in self.layers.iter().enumerate() {
             let count = [count.hits, count.misses, count.scratch];

@@ -32,6 +32,7 @@ pub mod descriptor;
 mod handles;
 pub mod host;
 mod op;
+pub mod pages;
 mod pieces;
 #[cfg(feature = "measure")]
 pub(crate) mod probe;
@@ -54,6 +55,7 @@ pub use handles::{Backing, DeviceId, Event, Graph, Pools, Slice, Stream};
 pub use op::{
     Begin, Join, Newest, PoolOp, Resize, ResolveOutput, SplitIndices, StepRange, Truncate, Warm, WarmGather,
 };
+pub use pages::{BeginPages, CopyPages, PAGE_GROUPS_MAX, PageOp, PageTables, Plane};
 pub use ticket::{Completer, Outcome, Ticket};
 
 /// A piece of a [`Backing`] that [`Device::range`] maps.
@@ -316,6 +318,16 @@ pub trait Device: Debug + Send + Sync {
     /// [`Kind::OutOfRange`] for handles, slices and numbers that do not fit the cache's sizes. Nothing is enqueued
     /// then, and the lists that an earlier operation of the lane left stay as they were.
     fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()>;
+
+    /// Enqueues an operation on the pages of a dense cache; [`PageOp`] describes each. The device keeps nothing of the
+    /// call: lists that it borrows may change after it. The words that it names belong to the operation until it has
+    /// run.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for handles, slices and numbers that do not fit each other; [`Kind::Overflow`] for slots
+    /// beyond their type; [`Kind::InvalidState`] for memory to write that is mapped to be read only, and for copies on
+    /// a stream that is being captured. Nothing is enqueued then.
+    fn enqueue_pages(&self, stream: Stream, op: PageOp<'_>) -> Result<()>;
 
     /// Begins a capture: the device records the work that is enqueued on `stream`, and on streams that wait for it,
     /// and runs none of it until [`Device::captured`] ends the capture.

@@ -3,7 +3,7 @@
 use crate::rig::{Rig, config};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{
-    Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
+    Backing, Completer, Device, DeviceId, Event, Mapped, PageOp, PoolLayout, PoolOp, Pools, Slice, Stream,
 };
 use forebay::os::{Map, Protection, page_size};
 use forebay::{Cache, Config, Kind, Lane, Result, Shape};
@@ -99,6 +99,7 @@ impl Device for Scale {
         synchronize(event: Event) -> Result<()>;
         copy(stream: Stream, from: Slice, to: Slice) -> Result<()>;
         prefetch(stream: Stream, slice: Slice, rate: u64) -> Result<()>;
+        enqueue_pages(stream: Stream, op: PageOp<'_>) -> Result<()>;
         call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
         complete(stream: Stream, completer: Completer) -> Result<()>;
         attach(layout: PoolLayout) -> Result<Pools>;

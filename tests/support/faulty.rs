@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex};
 
 use forebay::device::{
-    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
+    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, PageOp, PoolLayout, PoolOp, Pools, Slice,
+    Stream,
 };
 use forebay::os::{Map, Protection};
 use forebay::{Error, Kind, Lane, Result};
@@ -397,6 +398,7 @@ impl Device for Faulty {
         pins_host_memory() -> bool;
         query(event: Event) -> Result<bool>;
         prefetch(stream: Stream, slice: Slice, rate: u64) -> Result<()>;
+        enqueue_pages(stream: Stream, op: PageOp<'_>) -> Result<()>;
         call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
         complete(stream: Stream, completer: Completer) -> Result<()>;
         attach(layout: PoolLayout) -> Result<Pools>;

@@ -2,8 +2,8 @@
 //! imitates faults that the host cannot detect, such as a graph that lacks a layer.
 
 use forebay::device::{
-    Backing, Completer, Device, DeviceId, Event, Expected, Graph, Mapped, PoolLayout, PoolOp, Pools, Slice,
-    StepRange, Stream,
+    Backing, Completer, Device, DeviceId, Event, Expected, Graph, Mapped, PageOp, PoolLayout, PoolOp, Pools,
+    Slice, StepRange, Stream,
 };
 use forebay::os::{Map, Protection};
 use forebay::{Lane, Result};
@@ -117,6 +117,7 @@ impl Device for Forgets {
         synchronize(event: Event) -> Result<()>;
         copy(stream: Stream, from: Slice, to: Slice) -> Result<()>;
         prefetch(stream: Stream, slice: Slice, rate: u64) -> Result<()>;
+        enqueue_pages(stream: Stream, op: PageOp<'_>) -> Result<()>;
         call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
         complete(stream: Stream, completer: Completer) -> Result<()>;
         capture(stream: Stream) -> Result<()>;

@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex};
 
 use forebay::device::cuda::CudaDevice;
 use forebay::device::{
-    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
+    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, PageOp, PoolLayout, PoolOp, Pools, Slice,
+    Stream,
 };
 use forebay::os::{Map, Protection};
 use forebay::{Lane, Result};
@@ -131,6 +132,9 @@ impl Device for Remote {
     }
     fn enqueue(&self, pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()> {
         self.count(self.device.enqueue(pools, stream, op))
+    }
+    fn enqueue_pages(&self, stream: Stream, op: PageOp<'_>) -> Result<()> {
+        self.count(self.device.enqueue_pages(stream, op))
     }
     fn capture(&self, stream: Stream) -> Result<()> {
         self.device.capture(stream)

@@ -34,6 +34,8 @@
 //! | warm gather | rows of the total pool | resident rows |
 //! | copy | source | target; in pages of the total pool, the rows of the lane that owns the page alone |
 //! | prefetch | the bytes, whatever they hold | |
+//! | begin pages | pinned words that it names, accepted counts, its rows of tables | its lanes, tensors, report |
+//! | copy pages | each piece of a page | each target of one |
 //!
 //! | [`Watch::holds`] | | the bytes, by the host; they hold the stated content |
 //! | [`Watch::uses`] | the bytes, and expects the stated content in all of them | |
@@ -62,6 +64,7 @@
 //! pages share nothing here, since shared pages are never written; the cache's tests check that. It does not see the
 //! host's own writes to the total pool, nor that two backings are the same memory, once exported and once imported.
 
+mod paged;
 mod touched;
 
 use std::os::fd::OwnedFd;
@@ -69,8 +72,8 @@ use std::os::fd::OwnedFd;
 use crate::check::order::{Access, Content, Order};
 use crate::device::descriptor::step;
 use crate::device::{
-    Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, ResolveOutput, Slice,
-    StepRange, Stream,
+    Backing, Completer, Device, DeviceId, Event, Mapped, PageOp, PoolLayout, PoolOp, Pools, ResolveOutput,
+    Slice, StepRange, Stream,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
@@ -193,8 +196,8 @@ impl State {
         list
     }
 
-    /// The lanes in a pinned step descriptor.
-    fn lanes_of(&self, descriptor: &Slice, batch: u32) -> Result<Vec<u32>> {
+    /// The words of a pinned step descriptor.
+    fn words_of(&self, descriptor: &Slice, count: usize) -> Result<Vec<u32>> {
         let place = self.maps.iter().find_map(|(slice, map)| {
             let offset = descriptor.address().checked_sub(slice.address())?;
             (offset + descriptor.bytes() <= slice.bytes()).then_some((offset, map))
@@ -202,8 +205,14 @@ impl State {
         let (offset, map) = place.ok_or_else(|| {
             unknown("the step descriptor is not in registered memory", descriptor.address())
         })?;
-        let mut words = vec![0; step::words(batch)];
+        let mut words = vec![0; count];
         map.copy_out_words(offset, &mut words)?;
+        Ok(words)
+    }
+
+    /// The lanes in a pinned step descriptor.
+    fn lanes_of(&self, descriptor: &Slice, batch: u32) -> Result<Vec<u32>> {
+        let words = self.words_of(descriptor, step::words(batch))?;
         let (_, rows) = step::header(&words);
         Ok((0..rows.min(batch as usize)).map(|row| step::entry(&words, row).lane).collect())
     }
@@ -552,6 +561,14 @@ impl Device for Watch {
         self.pass(stream, op.name(), accesses, || self.device.enqueue(pools, stream, op))?;
         self.state.lock().pools_mut(pools)?.enqueued(&op, lanes);
         Ok(())
+    }
+
+    fn enqueue_pages(&self, stream: Stream, op: PageOp<'_>) -> Result<()> {
+        let accesses = |state: &mut State| match &op {
+            PageOp::Begin(begin) => state.begun(begin),
+            PageOp::Copy(copy) => state.paged(copy),
+        };
+        self.pass(stream, op.name(), accesses, || self.device.enqueue_pages(stream, op))
     }
 
     fn confine(&self, stream: Option<Stream>) -> Result<()> {

@@ -321,6 +321,19 @@ impl Work {
         Work { fixed_ns: kernel.fixed_ns, ns: kernel.row_ns * rows, sm: kernel.sm, ..Work::default() }
     }
 
+    /// The begin of a dense cache's step: `words` bytes over the link, and `tensors` bytes that it writes.
+    pub(super) fn begin_pages(costs: &Costs, words: f64, tensors: f64) -> Work {
+        Work {
+            fixed_ns: costs.begin.fixed_ns,
+            ns: tensors / costs.device_copy * NS,
+            sm: costs.begin.sm,
+            bytes: words,
+            direction: Some(Direction::ToDevice),
+            traffic: tensors,
+            ..Work::default()
+        }
+    }
+
     /// R of `batch_rows` batch rows.
     pub(super) fn resolve(costs: &Costs, batch_rows: u32, query_rows: u32) -> Work {
         let Costs { resolve, resolve_wave, .. } = costs;

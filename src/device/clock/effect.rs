@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::device::pages::Kept;
 use crate::device::{Completer, Device, Event, PoolOp, Pools, Slice, Stream};
 use crate::error::{Kind, Result};
 use crate::sync::Arc;
@@ -16,6 +17,8 @@ pub(super) enum Effect {
     },
     /// An operation on pools of the device beneath.
     Pool(Pools, PoolOp<'static>),
+    /// An operation on pages of the device beneath.
+    Pages(Kept),
 }
 
 impl std::fmt::Debug for Effect {
@@ -25,6 +28,7 @@ impl std::fmt::Debug for Effect {
             Effect::Complete(_) => f.write_str("complete"),
             Effect::Copy { from, to } => write!(f, "copy {from:?} {to:?}"),
             Effect::Pool(pools, op) => write!(f, "{pools:?} {op:?}"),
+            Effect::Pages(kept) => write!(f, "{kept:?}"),
         }
     }
 }
@@ -50,6 +54,11 @@ impl Beneath {
 
     pub(super) fn run(&self, pools: Pools, op: PoolOp<'_>) -> Result<()> {
         self.device.enqueue(pools, self.stream, op)?;
+        self.check()
+    }
+
+    pub(super) fn run_pages(&self, kept: &Kept) -> Result<()> {
+        self.device.enqueue_pages(self.stream, kept.op())?;
         self.check()
     }
 

@@ -497,6 +497,7 @@ impl ClockDevice {
                 let op = staged.as_ref().map_or(op, |staged| staged.attached(op));
                 beneath.run(pools, op).map_err(kind_of)
             }
+            (Effect::Pages(kept), Some(beneath), None) => beneath.run_pages(&kept).map_err(kind_of),
         };
         let mut state = self.state.lock();
         if let Err(kind) = ended {

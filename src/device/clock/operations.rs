@@ -2,14 +2,16 @@
 
 use std::os::fd::OwnedFd;
 
-use crate::device::clock::checks::Extents;
+use crate::device::checks::{self, Asker};
+use crate::device::clock::checks::{Extents, NAME};
 use crate::device::clock::costs::{Direction, Work};
 use crate::device::clock::effect::Effect;
 use crate::device::clock::timeline::{Label, Until};
 use crate::device::clock::{ClockDevice, LINE, State, addresses, chance, unknown};
+use crate::device::pages::{self, Kept};
 use crate::device::{
-    Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, Slice, StepRange, Stream,
-    Warm, checks, fixed,
+    Backing, Completer, CopyPages, Device, DeviceId, Event, Mapped, PageOp, PoolLayout, PoolOp, Pools, Slice,
+    StepRange, Stream, Warm, fixed,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
@@ -25,6 +27,39 @@ impl ClockDevice {
         state.next_address =
             end.ok_or_else(|| Error::new(Kind::OutOfMemory, "clock device").at("addresses"))?;
         Ok(self.id.slice(address, bytes))
+    }
+
+    /// The cost of a copy of `bytes` bytes between memories where these slices are.
+    fn moving(&self, from: Slice, to: Slice, bytes: f64) -> Work {
+        let sides: MutexGuard<'_, _> = self.state.lock();
+        let (from_host, to_host) = (sides.is_host(from.address()), sides.is_host(to.address()));
+        let peer = sides.peers.has(from) || sides.peers.has(to);
+        drop(sides);
+        match (from_host, to_host) {
+            (true, false) => Work::copy(&self.costs, Direction::ToDevice, bytes),
+            // A copy inside host memory goes to the device and back.
+            (_, true) => Work::copy(&self.costs, Direction::ToHost, bytes),
+            (false, false) if peer => Work::copy(&self.costs, Direction::Peer, bytes),
+            (false, false) => Work::inside(&self.costs, bytes),
+        }
+    }
+
+    /// The cost of an operation on pages. All pieces of a copy go the way of the first, and a copy engine begins once.
+    fn price_pages(&self, op: &PageOp<'_>) -> Work {
+        match op {
+            PageOp::Begin(begin) => {
+                let words = begin.descriptor.bytes() as f64 + begin.report.bytes() as f64;
+                let slots = begin.groups.iter().map(|group| group.slots.bytes() as f64).sum::<f64>();
+                let own = [begin.lengths, begin.starts, begin.positions].map(|slice| slice.bytes() as f64);
+                Work::begin_pages(&self.costs, words, slots + own.iter().sum::<f64>())
+            }
+            PageOp::Copy(CopyPages { planes, pages }) => {
+                let bytes =
+                    planes.iter().map(|(source, _)| source.bytes as f64).sum::<f64>() * pages.len() as f64;
+                let first = planes.iter().find(|(source, _)| source.bytes > 0 && !pages.is_empty());
+                first.map_or(Work::default(), |(from, to)| self.moving(from.memory, to.memory, bytes))
+            }
+        }
     }
 
     /// The cost of an operation on pools, given each batch row's misses in each layer.
@@ -248,18 +283,7 @@ impl Device for ClockDevice {
         if from.bytes() != to.bytes() {
             return Err(unknown("copy of another length", to.bytes()));
         }
-        let bytes = from.bytes() as f64;
-        let sides: MutexGuard<'_, _> = self.state.lock();
-        let (from_host, to_host) = (sides.is_host(from.address()), sides.is_host(to.address()));
-        let peer = sides.peers.has(from) || sides.peers.has(to);
-        drop(sides);
-        let work = match (from_host, to_host) {
-            (true, false) => Work::copy(&self.costs, Direction::ToDevice, bytes),
-            // A copy inside host memory goes to the device and back.
-            (_, true) => Work::copy(&self.costs, Direction::ToHost, bytes),
-            (false, false) if peer => Work::copy(&self.costs, Direction::Peer, bytes),
-            (false, false) => Work::inside(&self.costs, bytes),
-        };
+        let work = self.moving(from, to, from.bytes() as f64);
         let effect = self.beneath.is_some().then_some(Effect::Copy { from, to });
         self.append(stream, Label { name: "copy", layer: None, micro_batch: None }, work, effect)
     }
@@ -321,6 +345,15 @@ impl Device for ClockDevice {
         let effect = self.beneath.is_some().then_some(Effect::Pool(pools, op.detached()));
         self.push(state, place, label_of(&op), work, Vec::new(), effect);
         Ok(())
+    }
+
+    fn enqueue_pages(&self, stream: Stream, op: PageOp<'_>) -> Result<()> {
+        let exact = self.beneath.is_some();
+        let asker = Asker { name: NAME, device: self.id, exact, top_k_max: u32::MAX };
+        pages::check(&asker, &op)?;
+        let effect = if exact { Some(Effect::Pages(Kept::of(op, NAME)?)) } else { None };
+        let label = Label { name: op.name(), layer: None, micro_batch: None };
+        self.append(stream, label, self.price_pages(&op), effect)
     }
 
     fn digest(&self, pools: Pools, lane: Lane) -> Result<u64> {

@@ -262,6 +262,10 @@ impl Device for CudaDevice {
         })
     }
 
+    fn enqueue_pages(&self, _: Stream, op: PageOp<'_>) -> Result<()> {
+        Err(Error::new(Kind::Unsupported, op.name()).at("pages of a dense cache on this device"))
+    }
+
     fn capture(&self, stream: Stream) -> Result<()> {
         self.inner.known(stream)?;
         self.inner.check()?;

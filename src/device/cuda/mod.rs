@@ -48,8 +48,8 @@ use std::any::Any;
 use std::os::fd::OwnedFd;
 
 use crate::device::{
-    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream,
-    checks,
+    Backing, Completer, Device, DeviceId, Event, Graph, Mapped, PageOp, PoolLayout, PoolOp, Pools, Slice,
+    Stream, checks,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Layer};

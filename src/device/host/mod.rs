@@ -17,6 +17,7 @@ mod errors;
 mod fetches;
 mod marks;
 mod memory;
+mod paged;
 mod pages;
 mod pools;
 #[cfg(not(loom))]
@@ -30,8 +31,11 @@ mod words;
 
 use std::os::fd::OwnedFd;
 
+use crate::device::checks::{self, Asker};
+use crate::device::pages::{self as page_ops, Kept, StepPages};
 use crate::device::{
-    Backing, Completer, Device, DeviceId, Event, Mapped, PoolLayout, PoolOp, Pools, Slice, Stream, checks,
+    Backing, Completer, CopyPages, Device, DeviceId, Event, Mapped, PageOp, PoolLayout, PoolOp, Pools, Slice,
+    Stream,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ids::Lane;
@@ -41,6 +45,7 @@ use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, thread};
 use copy::Copier;
 use errors::{NAME, unknown};
 use memory::Memory;
+use paged::Beginning;
 use pools::HostPools;
 use stream::SharedEvent;
 #[cfg(not(loom))]
@@ -125,6 +130,8 @@ enum Op {
     Record(SharedEvent, u64),
     Wait(SharedEvent, u64),
     Pool(Arc<HostPools>, PoolOp<'static>),
+    BeginPages(StepPages),
+    CopyPages(Kept),
 }
 
 impl std::fmt::Debug for Op {
@@ -136,6 +143,8 @@ impl std::fmt::Debug for Op {
             Op::Record(..) => "record",
             Op::Wait(..) => "wait",
             Op::Pool(..) => "pool operation",
+            Op::BeginPages(_) => "begin pages",
+            Op::CopyPages(_) => "copy pages",
         })
     }
 }
@@ -191,6 +200,18 @@ impl Shared {
                     && let Err(error) = pools.run(&op)
                 {
                     self.fail(error.kind());
+                }
+            }
+            Op::BeginPages(step) => {
+                if self.admit() {
+                    Beginning::new(&step, self.id, self.copier).run();
+                }
+            }
+            Op::CopyPages(kept) => {
+                if self.admit()
+                    && let PageOp::Copy(CopyPages { planes, pages }) = kept.op()
+                {
+                    paged::copy(self.copier, planes, pages);
                 }
             }
         }
@@ -472,6 +493,17 @@ impl Device for HostDevice {
         let pools = self.pool(pools)?;
         pools.stage(&op)?;
         self.push(queue, Op::Pool(pools, op.detached()))
+    }
+
+    fn enqueue_pages(&self, stream: Stream, op: PageOp<'_>) -> Result<()> {
+        let queue = self.queue_of(stream)?;
+        let asker = Asker { name: NAME, device: self.shared.id, exact: true, top_k_max: u32::MAX };
+        page_ops::check(&asker, &op)?;
+        let op = match &op {
+            PageOp::Begin(begin) => Op::BeginPages(page_ops::begin(begin)),
+            PageOp::Copy(_) => Op::CopyPages(Kept::of(op, NAME)?),
+        };
+        self.push(queue, op)
     }
 
     fn digest(&self, pools: Pools, lane: Lane) -> Result<u64> {
