@@ -43,6 +43,7 @@ compile_error!("forebay needs Linux on x86-64: it maps, locks and binds host mem
 mod cache;
 #[cfg(feature = "check")]
 pub mod check;
+pub mod dense;
 pub mod device;
 mod error;
 mod fallible;

@@ -8,7 +8,7 @@
 
 use crate::cache::Config;
 use crate::cache::record::Record;
-use crate::device::{Device, descriptor};
+use crate::device::{Device, descriptor, host_page_tables};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometries, Geometry, SLOT_BLOCK};
 use crate::os::{self, Faults, MemoryState};
@@ -69,8 +69,7 @@ impl Footprint {
     /// uses (`osmemdesc.c` of NVIDIA's open kernel modules). Memory that the driver allocates in pages of 2 MiB takes
     /// 4 KiB for each GiB. Each process has its own page tables. The higher levels, 1/512 of this, are not counted.
     pub const fn page_tables(host: u64) -> u64 {
-        const PAGE: u64 = 4096;
-        8 * host.div_ceil(PAGE)
+        host_page_tables(host)
     }
 }
 

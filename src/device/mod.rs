@@ -396,6 +396,13 @@ pub trait Device: Debug + Send + Sync {
     }
 }
 
+/// Bytes of a GPU's memory that its page tables take for `host` bytes of registered memory: 8 bytes for each page of
+/// 4 KiB, the higher levels of its page tables aside.
+pub(crate) const fn host_page_tables(host: u64) -> u64 {
+    const PAGE: u64 = 4096;
+    8 * host.div_ceil(PAGE)
+}
+
 /// The error of a device whose memory is fixed once it is mapped, and its own.
 fn fixed(operation: &'static str) -> Error {
     Error::new(Kind::Unsupported, operation).at("a device whose memory is its own")

@@ -25,6 +25,7 @@ const MODULES: &[&str] = &[
     "weights",
     "transfer",
     "cache",
+    "dense",
     "predict",
     "study",
     "measure",
