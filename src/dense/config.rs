@@ -6,6 +6,7 @@
 use crate::dense::shape::Shape;
 use crate::device::descriptor::BATCH_MAX;
 use crate::error::{Error, Kind, Result};
+use crate::total::memory::Memory;
 
 /// How the pages of a group lie in device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,6 +42,18 @@ pub enum Width {
     I64,
 }
 
+/// When a published page is copied to the host's tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Save {
+    /// Write-through: after it is published, by [`Cache::save`](crate::dense::Cache::save), in the background. An
+    /// eviction then copies nothing. A page that is evicted before its turn is lost.
+    #[default]
+    Published,
+    /// Write-back: when its device page goes to others. Pages that no one evicts cost nothing; a step or an admission
+    /// that evicts a page copies it first.
+    Evicted,
+}
+
 /// The configuration of a dense cache. No part of a cache grows later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -54,6 +67,11 @@ pub struct Config {
     pub width: Width,
     /// Device pages of each group, the null page included: page 0, which is zeros and belongs to no sequence.
     pub device_pages: Vec<u32>,
+    /// Host pages of each group: the second tier, which keeps published pages that the device has no room for. Empty:
+    /// no such tier.
+    pub host_pages: Vec<u32>,
+    /// When published pages are copied to the host's tier.
+    pub save: Save,
     /// Sequences that may be open at the same time.
     pub sequences: u32,
     /// Tokens of the longest sequence: prompt plus promised tokens.
@@ -71,6 +89,8 @@ pub struct Config {
     pub steps_in_flight: u32,
     /// Micro-batches whose steps may be open at the same time.
     pub micro_batches: u32,
+    /// How the host's memory is taken: the host's tier, the page tables and the step descriptors.
+    pub memory: Memory,
     /// Skips the check that the machine has enough memory. For machines that report less memory than they can give.
     pub overcommit: bool,
 }
@@ -89,6 +109,8 @@ impl Config {
             runs: Runs::default(),
             width: Width::default(),
             device_pages: Vec::new(),
+            host_pages: Vec::new(),
+            save: Save::default(),
             sequences,
             max_tokens,
             batch,
@@ -96,6 +118,7 @@ impl Config {
             query_rows: 1,
             steps_in_flight: 2,
             micro_batches: 1,
+            memory: Memory::default(),
             overcommit: false,
         };
         config.device_pages = config.pages_for(sequences, max_tokens);
@@ -169,7 +192,8 @@ impl Config {
                 .hint("pass at least batch x query_rows, the rows of a step that decodes every batch row"));
         }
         self.check_windows()?;
-        self.check_pages()
+        self.check_pages()?;
+        self.check_host()
     }
 
     /// Rejects a window that no sequence fills: its layers have full attention, and cost what those do.
@@ -212,6 +236,31 @@ impl Config {
             }
         }
         Ok(())
+    }
+}
+
+impl Config {
+    /// Rejects a host's tier that cannot hold a sequence.
+    fn check_host(&self) -> Result<()> {
+        let groups = self.shape.groups.len();
+        if self.host_pages.is_empty() {
+            return Ok(());
+        }
+        if self.host_pages.len() != groups {
+            let error = invalid("host_pages").with("given", self.host_pages.len() as u64);
+            return Err(error
+                .with("wanted", groups as u64)
+                .hint("pass the pages of each group, or none for no tier"));
+        }
+        let least = self.pages(self.max_tokens);
+        match self.host_pages.iter().enumerate().find(|(_, pages)| **pages < least) {
+            Some((group, pages)) => Err(invalid("host_pages")
+                .with("given", *pages)
+                .with("least", least)
+                .with("group", group as u64)
+                .hint("pass at least the pages of the longest sequence, or leave the host's tier out")),
+            None => Ok(()),
+        }
     }
 }
 

@@ -52,6 +52,17 @@ impl Config {
         }
     }
 
+    /// Whether a group has a sliding window.
+    pub(super) fn slides(&self, group: usize) -> bool {
+        self.window(group).is_some()
+    }
+
+    /// The first page of a group that a query at `position` or beyond reads.
+    pub(super) fn first_block(&self, group: usize, position: u32) -> u32 {
+        let window = self.window(group).unwrap_or(u32::MAX);
+        position.saturating_add(1).saturating_sub(window) / self.shape.page_tokens.max(1)
+    }
+
     /// The window of a group with one.
     fn window(&self, group: usize) -> Option<u32> {
         self.shape.groups.get(group).and_then(|group| group.window)

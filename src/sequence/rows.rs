@@ -106,7 +106,7 @@ impl RowCounts {
     }
 
     /// The most tokens that the sequence may have after a step of `query_rows` rows.
-    fn reach(&self, accepted: Accepted, query_rows: u32) -> u64 {
+    pub(crate) fn reach(&self, accepted: Accepted, query_rows: u32) -> u64 {
         u64::from(self.upper) - u64::from(self.rejected(accepted)) + u64::from(query_rows)
     }
 

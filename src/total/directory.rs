@@ -341,6 +341,26 @@ impl Directory {
         Some(victim)
     }
 
+    /// Takes the device page of a block, used or not: its rows are about to change. The block remains known if it has a
+    /// host page. `None` if it has no device page.
+    pub fn forget_device(&mut self, block: &BlockHash) -> Option<DevicePage> {
+        let entry = self.table.find(block).ok()?;
+        let Entry { device, host, users, .. } = &mut self.entries[entry as usize];
+        let page = DevicePage(std::mem::replace(device, NONE));
+        if page.0 == NONE {
+            return None;
+        }
+        *users = 0;
+        let saved = *host != NONE;
+        self.on_device -= 1;
+        self.unused.remove(entry);
+        self.unsaved.remove(entry);
+        if !saved {
+            self.table.remove(entry);
+        }
+        Some(page)
+    }
+
     /// Takes the host page of the least recently used one of the blocks that are not pinned. The caller frees the page.
     /// The block remains known if it has a device page. `None` if every block on the host is pinned.
     pub fn evict_host(&mut self) -> Option<(BlockHash, HostPage)> {

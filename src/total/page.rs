@@ -52,6 +52,14 @@ impl Pages {
         Ok(())
     }
 
+    /// Takes one page, if one is free.
+    #[inline]
+    pub fn take(&mut self) -> Option<u32> {
+        let page = self.free.pop()?;
+        self.owners[page as usize] = 1;
+        Some(page)
+    }
+
     /// The error for a request of `wanted` pages if only `free` are available.
     pub fn exhausted(&self, wanted: u32, free: u32) -> Error {
         Error::new(Kind::Exhausted, "allocate pages").at(self.pool).with("wanted", wanted).with("free", free)

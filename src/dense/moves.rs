@@ -1,0 +1,72 @@
+//! Copies between the tiers, and their order.
+//!
+//! The host's tier has copies of published pages. A page goes *down* to it when it is saved, and comes *up* when a
+//! sequence with that prefix is opened. Both are copies of whole pages on streams that the engine names, beside its
+//! steps. Nothing waits for them but what needs their bytes.
+//!
+//! **Who wins.** The directory decides which page is evicted by the order of use alone. It does not ask whether a copy
+//! of that page has ended: then the decision would depend on the speed of a copy, and ranks that decide alike would
+//! differ. A page whose copy may still run is used again only behind that copy, on the device.
+//!
+//! **Order.** All copies down are one *line*, and all copies up are another. Each batch of a line waits for the event
+//! of the line, copies, and records the event again. So the event covers all batches before it. Each page knows the
+//! number of the last batch that touched it, in each line:
+//!
+//! | what happens next | waits for the line | because of |
+//! |---|---|---|
+//! | a page goes down | up | the host page, which one may still read; the device page, which one may still fill |
+//! | a page comes up | down | the host page, which one may still fill; the device page, which one may still read |
+//! | a step, a fork or a truncation takes a device page | down | the page, which a copy down may still read |
+//! | a sequence shares a device page | up | the page, which a copy up may still fill |
+//!
+//! A batch that the host has seen complete needs no wait.
+//!
+//! **Write-back.** With `Save::Evicted` a page that goes is copied down first. Some calls that take pages name no
+//! stream. So the copy is noted, and the next call that names one enqueues it before anything else, which is before
+//! anybody writes to the page or reads its copy.
+
+use crate::dense::line::Moves;
+use crate::dense::pool::Pool;
+use crate::device::{CopyPages, Device, PageOp, Stream};
+use crate::error::Result;
+
+impl Moves {
+    /// Enqueues the noted copies.
+    pub(super) fn flush(&mut self, pools: &mut [Pool], stream: Stream, device: &dyn Device) -> Result<()> {
+        if self.noted.iter().all(Vec::is_empty) {
+            return Ok(());
+        }
+        self.down.begin(stream, device)?;
+        for (noted, pool) in self.noted.iter_mut().zip(pools) {
+            let last = noted.iter().map(|(page, host)| pool.ups(*page, *host)).max().unwrap_or(0);
+            self.up.wait(last, stream, device)?;
+            if !noted.is_empty() {
+                let op = CopyPages { planes: pool.down(), pages: noted };
+                device.enqueue_pages(stream, PageOp::Copy(op))?;
+                self.bytes[0] += pool.page_bytes() * noted.len() as u64;
+                noted.clear();
+            }
+        }
+        self.down.end(stream, device)
+    }
+
+    /// Enqueues copies of host pages to device pages: for each group pairs of them.
+    pub(super) fn bring(
+        &mut self,
+        pairs: &[Vec<(u32, u32)>],
+        pools: &mut [Pool],
+        stream: Stream,
+        device: &dyn Device,
+    ) -> Result<()> {
+        self.up.begin(stream, device)?;
+        let number = self.up.next();
+        for (pairs, pool) in pairs.iter().zip(pools).filter(|(pairs, _)| !pairs.is_empty()) {
+            let last = pairs.iter().map(|(host, page)| pool.downs(*page, *host)).max().unwrap_or(0);
+            self.down.wait(last, stream, device)?;
+            device.enqueue_pages(stream, PageOp::Copy(CopyPages { planes: pool.up(), pages: pairs }))?;
+            pairs.iter().for_each(|(host, page)| pool.note_up(*page, *host, number));
+            self.bytes[1] += pool.page_bytes() * pairs.len() as u64;
+        }
+        self.up.end(stream, device)
+    }
+}

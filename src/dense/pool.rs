@@ -1,0 +1,466 @@
+//! The device pages of one group of layers: their owners, and how many of them are promised.
+//!
+//! **Full attention.** A sequence takes all its pages when it is opened, so its steps take none. Sequences may share
+//! pages: a fork shares full pages, and admission counts only the pages that it takes afresh.
+//!
+//! **Sliding windows.** A sequence takes a page when a step first writes to it, and gives a page back when no query
+//! can read it any more. Admission promises it the pages that it needs; `reserve` computes how many that are, and what
+//! prompt chunks need in addition. Sequences that share a page each count it in their own promise, so the pages that
+//! they hold together are never more than what was promised, whichever sequence gives a page back first. A page that a
+//! copy still reads is promised to the sequence that the copy was made for. So a step finds a free page whenever it
+//! needs one.
+//!
+//! **Published pages.** The directory names the pages that other sequences can find, and owns each of them as one more
+//! owner. A page that no sequence uses any more stays until its memory is needed: taking a page evicts the one that was
+//! used longest ago. So such pages count as free.
+//!
+//! **The host's tier** has whole pages in pinned memory, `[pages][planes][bytes]`: a page is one piece there. `moves`
+//! has the copies and their order; the pool remembers for each page the last copy that touched it.
+//!
+//! **The null page.** Page 0 belongs to the pool for good. Its bytes are 0. Entries of a page table that name no page
+//! of the sequence name it, as in vLLM's block tables.
+
+use crate::dense::config::{Config, Save};
+use crate::dense::line::Moves;
+use crate::device::{Plane, Slice};
+use crate::error::{Error, Kind, Result};
+use crate::fallible::{filled, vector};
+use crate::ids::{DevicePage, HostPage};
+use crate::total::{BlockHash, Directory, Inserted, Located, Pages};
+
+/// The page that no sequence owns.
+pub(super) const NULL_PAGE: u32 = 0;
+
+/// The names of the pages in errors.
+const NAME: &str = "device pages of a group";
+const HOST_NAME: &str = "host pages of a group";
+
+/// The numbers of the last copies that touched a page: down and up.
+#[derive(Clone, Copy, Debug, Default)]
+struct Touched {
+    down: u64,
+    up: u64,
+}
+
+/// What a sequence needs of a pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Need {
+    /// The pages that it is charged: all that it may hold in steps that decode ([`Config::reserve`]).
+    pub(super) reserve: u32,
+    /// The pages that its tokens and its rows in flight fill.
+    pub(super) whole: u32,
+}
+
+impl Need {
+    /// A page that a copy reads.
+    pub(super) const COPIED: Need = Need { reserve: 1, whole: 1 };
+
+    /// What it and `other` need together.
+    pub(super) const fn and(self, other: Need) -> Need {
+        Need {
+            reserve: self.reserve.saturating_add(other.reserve),
+            whole: self.whole.saturating_add(other.whole),
+        }
+    }
+
+    /// What it needs more than `other`, which needs no more.
+    pub(super) const fn beyond(self, other: Need) -> Need {
+        Need {
+            reserve: self.reserve.saturating_sub(other.reserve),
+            whole: self.whole.saturating_sub(other.whole),
+        }
+    }
+}
+
+/// The sum of all needs that were promised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Promised {
+    reserve: u64,
+    whole: u64,
+}
+
+impl Promised {
+    pub(super) fn add(&mut self, need: Need) {
+        self.reserve = self.reserve.saturating_add(need.reserve.into());
+        self.whole = self.whole.saturating_add(need.whole.into());
+    }
+
+    fn remove(&mut self, need: Need) {
+        self.reserve = self.reserve.saturating_sub(need.reserve.into());
+        self.whole = self.whole.saturating_sub(need.whole.into());
+    }
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub(super) struct Pool {
+    group: usize,
+    pages: Pages,
+    /// The device memory of every page, piece by piece, as source and as target of copies on the device.
+    planes: Vec<(Plane, Plane)>,
+    /// With a sliding window what its sequences were promised.
+    promised: Option<Promised>,
+    /// Pages that copies read.
+    copied: u32,
+    directory: Directory,
+    /// For each device page whether the directory names it.
+    named: Vec<bool>,
+    touched: Vec<Touched>,
+    host: Host,
+}
+
+/// The host's pages of a group; none without a host's tier.
+#[derive(Debug)]
+struct Host {
+    pages: Pages,
+    down: Vec<(Plane, Plane)>,
+    up: Vec<(Plane, Plane)>,
+    touched: Vec<Touched>,
+    save: Save,
+}
+
+impl Pool {
+    /// The pool of a group, for at least one page. `host` is the memory of the group's host pages.
+    pub(super) fn new(
+        config: &Config,
+        group: usize,
+        planes: Vec<Plane>,
+        host: Option<Slice>,
+    ) -> Result<Pool> {
+        let count = config.device_pages.get(group).copied().unwrap_or(1);
+        let mut pages = Pages::new(NAME, count)?;
+        pages.allocate(1, &mut Vec::with_capacity(1))?;
+        let slides = config.slides(group);
+        let host = Host::new(config, group, &planes, host)?;
+        Ok(Pool {
+            group,
+            pages,
+            planes: planes.into_iter().map(|plane| (plane, plane)).collect(),
+            promised: slides.then(Promised::default),
+            copied: 0,
+            directory: Directory::new(count, host.pages.count())?,
+            named: filled(count as usize, false, "cache", NAME)?,
+            touched: filled(count as usize, Touched::default(), "cache", NAME)?,
+            host,
+        })
+    }
+
+    /// The planes, as source and target of a copy on the device.
+    pub(super) fn planes(&self) -> &[(Plane, Plane)] {
+        &self.planes
+    }
+
+    /// The planes of copies to the host.
+    pub(super) fn down(&self) -> &[(Plane, Plane)] {
+        &self.host.down
+    }
+
+    /// The planes of copies from the host.
+    pub(super) fn up(&self) -> &[(Plane, Plane)] {
+        &self.host.up
+    }
+
+    /// Bytes of a page.
+    pub(super) fn page_bytes(&self) -> u64 {
+        self.planes.iter().map(|(plane, _)| plane.bytes).sum()
+    }
+
+    /// All pages, the null page included.
+    pub(super) fn count(&self) -> u32 {
+        self.pages.count()
+    }
+
+    /// The pages that a new sequence may still take, or be promised.
+    pub(super) fn free(&self, config: &Config) -> u32 {
+        match self.promised {
+            Some(Promised { reserve, whole }) => {
+                let all = u64::from(self.pages.count().saturating_sub(1));
+                let free = all.saturating_sub(config.demand(self.group, reserve, whole));
+                // At most the number of pages.
+                free as u32
+            }
+            // Evicting a page that a copy reads frees nothing.
+            None => self.pages.free().saturating_add(self.directory.unused().saturating_sub(self.copied)),
+        }
+    }
+
+    /// Checks that a sequence can have what it needs: `fresh` pages now where attention is full, or a promise.
+    ///
+    /// # Errors
+    /// [`Kind::Exhausted`] with the group, `wanted` and `free`.
+    pub(super) fn check(&self, config: &Config, need: Need, fresh: u32) -> Result<()> {
+        let free = self.free(config);
+        let wanted = match self.promised {
+            None => u64::from(fresh),
+            Some(mut promised) => {
+                let before = config.demand(self.group, promised.reserve, promised.whole);
+                promised.add(need);
+                config.demand(self.group, promised.reserve, promised.whole).saturating_sub(before)
+            }
+        };
+        match wanted <= u64::from(free) {
+            true => Ok(()),
+            false => {
+                let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
+                Err(self.pages.exhausted(wanted, free).with("group", self.group as u64))
+            }
+        }
+    }
+
+    /// Promises what [`Pool::check`] found. A pool without a window promises nothing.
+    pub(super) fn promise(&mut self, need: Need) {
+        if let Some(promised) = &mut self.promised {
+            promised.add(need);
+        }
+    }
+
+    /// Takes back a promise.
+    pub(super) fn forgo(&mut self, need: Need) {
+        if let Some(promised) = &mut self.promised {
+            promised.remove(need);
+        }
+    }
+
+    /// Takes `count` pages and appends them to `pages`, and evicts published pages that no sequence uses, if needed.
+    /// Returns the number of the last copy down that touched one of the pages.
+    ///
+    /// # Errors
+    /// [`Kind::Exhausted`]; never for pages that were checked or promised.
+    pub(super) fn take(&mut self, count: u32, pages: &mut Vec<u32>, moves: &mut Moves) -> Result<u64> {
+        while self.pages.free() < count && self.evict(moves)? {}
+        let before = pages.len();
+        self.pages.allocate(count, pages)?;
+        Ok(pages[before..].iter().map(|page| self.touched[*page as usize].down).max().unwrap_or(0))
+    }
+
+    /// Evicts the published page that was used longest ago. Returns whether there was one.
+    fn evict(&mut self, moves: &mut Moves) -> Result<bool> {
+        let Some(victim) = self.directory.victim() else { return Ok(false) };
+        if self.host.save == Save::Evicted && !victim.saved {
+            self.save(&victim.block, victim.page, moves)?;
+        }
+        self.directory.evict_device();
+        self.named[victim.page.index()] = false;
+        self.pages.release(victim.page.0)?;
+        Ok(true)
+    }
+
+    /// Gives a block a host page, and notes the copy. It evicts the host page that was used longest ago, if needed.
+    /// Returns whether there was a page.
+    fn save(&mut self, block: &BlockHash, page: DevicePage, moves: &mut Moves) -> Result<bool> {
+        if self.host.pages.free() == 0 {
+            let Some((_, host)) = self.directory.evict_host() else { return Ok(false) };
+            if self.host.touched[host.index()].down == moves.down.next() {
+                moves.forget(self.group, host.0);
+            }
+            self.host.pages.release(host.0)?;
+        }
+        let Some(host) = self.host.pages.take() else { return Ok(false) };
+        self.directory.save(block, HostPage(host))?;
+        moves.note(self.group, page.0, host);
+        let number = moves.down.next();
+        (self.host.touched[host as usize].down, self.touched[page.index()].down) = (number, number);
+        Ok(true)
+    }
+
+    /// Gives host pages to published blocks that have none, the oldest first, and notes their copies, for at most
+    /// `bytes` bytes. Returns the bytes.
+    pub(super) fn save_published(&mut self, bytes: u64, moves: &mut Moves) -> Result<u64> {
+        let mut saved = 0;
+        loop {
+            let next = self.directory.unsaved().next();
+            let Some((block, page)) = next.filter(|_| saved + self.page_bytes() <= bytes) else { break };
+            if !self.save(&block, page, moves)? {
+                break;
+            }
+            saved += self.page_bytes();
+        }
+        Ok(saved)
+    }
+
+    /// The last copy up that touched a device page or a host page.
+    pub(super) fn ups(&self, page: u32, host: u32) -> u64 {
+        self.touched[page as usize].up.max(self.host.touched[host as usize].up)
+    }
+
+    /// The last copy down that touched a device page or a host page.
+    pub(super) fn downs(&self, page: u32, host: u32) -> u64 {
+        self.touched[page as usize].down.max(self.host.touched[host as usize].down)
+    }
+
+    /// The last copy up that touched a device page.
+    pub(super) fn filled(&self, page: u32) -> u64 {
+        self.touched[page as usize].up
+    }
+
+    /// Notes the number of a copy up.
+    pub(super) fn note_up(&mut self, page: u32, host: u32, number: u64) {
+        (self.touched[page as usize].up, self.host.touched[host as usize].up) = (number, number);
+    }
+
+    pub(super) fn find(&self, block: &BlockHash) -> Option<Located> {
+        self.directory.find(block)
+    }
+
+    /// Shares a block that is on the device: its page gets one more owner.
+    pub(super) fn use_block(&mut self, block: &BlockHash) -> Result<Option<u32>> {
+        let Some(page) = self.directory.share(block)? else { return Ok(None) };
+        self.pages.share(page.0)?;
+        Ok(Some(page.0))
+    }
+
+    /// Adds a user to a block whose page the user has already.
+    pub(super) fn join_block(&mut self, block: &BlockHash) -> Result<()> {
+        self.directory.share(block).map(drop)
+    }
+
+    /// Ends a sequence's use of a block. The sequence gives its page back itself.
+    pub(super) fn leave_block(&mut self, block: &BlockHash) -> Result<()> {
+        self.directory.release(block)
+    }
+
+    /// Names a sequence's own page: a published one, or one that comes back. Returns whether the sequence uses the
+    /// block now; if not, the directory has the block with another page, or names the page by another block.
+    pub(super) fn publish(&mut self, block: &BlockHash, page: u32) -> Result<bool> {
+        if self.named[page as usize] && self.directory.find(block).is_none_or(|found| found.device.is_none())
+        {
+            return Ok(false);
+        }
+        let inserted = self.directory.insert(block, DevicePage(page))?;
+        if inserted == Inserted::New {
+            self.pages.share(page)?;
+            self.named[page as usize] = true;
+        }
+        Ok(inserted != Inserted::Twin)
+    }
+
+    /// Ends a sequence's use of a block whose rows it is about to change. If it is the only user and keeps the page,
+    /// the block's device page is forgotten; a copy on the host stays.
+    pub(super) fn unname(&mut self, block: &BlockHash, page: u32) -> Result<()> {
+        let alone = self.uses_alone(block, page);
+        self.directory.release(block)?;
+        if alone && self.directory.forget_device(block).is_some() {
+            self.named[page as usize] = false;
+            self.pages.release(page)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the directory names `page` by a block that one sequence alone uses.
+    pub(super) fn uses_alone(&self, block: &BlockHash, page: u32) -> bool {
+        let found = self.directory.find(block);
+        found.is_some_and(|found| found.users == 1 && found.device == Some(DevicePage(page)))
+    }
+
+    /// Keeps a block's host page, and returns it.
+    pub(super) fn pin(&mut self, block: &BlockHash) -> Result<Option<u32>> {
+        Ok(self.directory.pin(block)?.map(|page| page.0))
+    }
+
+    pub(super) fn unpin(&mut self, block: &BlockHash) -> Result<()> {
+        self.directory.unpin(block)
+    }
+
+    /// What the tiers hold.
+    pub(super) fn tiers(&self) -> TierStats {
+        TierStats {
+            published: self.directory.on_device(),
+            unused: self.directory.unused(),
+            saved: self.directory.on_host(),
+            free_host_pages: self.host.pages.free(),
+        }
+    }
+
+    /// Keeps a page for a copy that reads it.
+    pub(super) fn keep(&mut self, page: u32) -> Result<()> {
+        self.pages.share(page)?;
+        self.copied += 1;
+        self.promise(Need::COPIED);
+        Ok(())
+    }
+
+    /// Gives back a page that a copy has read.
+    pub(super) fn let_go(&mut self, page: u32) -> Result<()> {
+        self.forgo(Need::COPIED);
+        self.copied = self.copied.saturating_sub(1);
+        self.pages.release(page)
+    }
+
+    pub(super) fn owners(&self, page: u32) -> u32 {
+        self.pages.owners(page)
+    }
+
+    pub(super) fn share(&mut self, page: u32) -> Result<()> {
+        self.pages.share(page)
+    }
+
+    pub(super) fn release(&mut self, page: u32) -> Result<()> {
+        self.pages.release(page)
+    }
+
+    /// Checks the owners of every page against `owners`, which the sequences' pages were counted in, and what was
+    /// promised.
+    ///
+    /// # Errors
+    /// [`Kind::Internal`].
+    pub(super) fn validate(&self, owners: &[u32], promised: Promised) -> Result<()> {
+        self.pages.validate()?;
+        self.host.pages.validate()?;
+        self.directory.validate()?;
+        let wrong = |rule: &'static str| {
+            Err(Error::new(Kind::Internal, "validate").at(rule).with("group", self.group as u64))
+        };
+        if self.promised.is_some_and(|own| own != promised) {
+            return wrong("the sum of promised pages");
+        }
+        let named = |page: u32| u32::from(self.named.get(page as usize).copied().unwrap_or(false));
+        let counted = |(page, owners): (u32, &u32)| self.pages.owners(page) == *owners + named(page);
+        let blocks = self.named.iter().filter(|named| **named).count() as u32;
+        let host = self.host.pages.count() - self.host.pages.free();
+        if (blocks, host) != (self.directory.on_device(), self.directory.on_host()) {
+            return wrong("the pages that the directory names");
+        }
+        match (0..).zip(owners).all(counted) {
+            true => Ok(()),
+            false => wrong("owners of a page"),
+        }
+    }
+}
+
+impl Host {
+    /// The host pages of a group in `memory`, page by page.
+    fn new(config: &Config, group: usize, planes: &[Plane], memory: Option<Slice>) -> Result<Host> {
+        let count = config.host_pages.get(group).copied().unwrap_or(0);
+        let stride: u64 = planes.iter().map(|plane| plane.bytes).sum();
+        let mut down = vector(planes.len(), "cache", "planes")?;
+        let mut start = 0;
+        for plane in planes {
+            if let Some(memory) = memory {
+                // Its last page ends with the memory, whatever piece of it the plane has.
+                let own = memory.part(start, memory.bytes() - start)?;
+                down.push((*plane, Plane { memory: own, stride, bytes: plane.bytes }));
+            }
+            start += plane.bytes;
+        }
+        Ok(Host {
+            pages: Pages::new(HOST_NAME, count)?,
+            up: down.iter().map(|(device, host)| (*host, *device)).collect(),
+            down,
+            touched: filled(count as usize, Touched::default(), "cache", HOST_NAME)?,
+            save: config.save,
+        })
+    }
+}
+
+/// What a group's tiers hold, in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierStats {
+    /// Gauge: published pages on the device.
+    pub published: u32,
+    /// Gauge: those of them that no sequence uses. Admission counts them as free.
+    pub unused: u32,
+    /// Gauge: published pages in the host's tier, whether or not they are on the device too.
+    pub saved: u32,
+    /// Gauge: free pages of the host's tier.
+    pub free_host_pages: u32,
+}

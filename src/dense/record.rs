@@ -1,0 +1,188 @@
+//! The cache's record of one sequence.
+//!
+//! The cache makes a table with one record for each sequence that may be open. A record is reused after its sequence is
+//! gone; the generation distinguishes the handles. The index of the record is the sequence's lane: its row in the
+//! pinned page tables, and its place in the device's table of lengths.
+//!
+//! **Lengths.** `rows` counts what steps and truncations commit (`sequence::rows` explains accepted drafts). Two more
+//! numbers depend on it:
+//!
+//! - `start` is the committed length with which the last step began, if the host knows it. Then the next step's
+//!   descriptor states a length, whatever the device holds. It is unknown from a count on the device to the next
+//!   retirement.
+//! - `floor` is a position that every later query is at or beyond. The pages before its window can be given back.
+
+use crate::dense::held::Held;
+use crate::dense::named::Named;
+use crate::device::{Outcome, Stream, Ticket};
+use crate::error::{Error, Kind, Result};
+use crate::ids::Sequence;
+use crate::sequence::{Accepted, RowCounts, SequenceSteps};
+use crate::step::RowInFlight;
+
+/// The state of a sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum State {
+    #[default]
+    Free,
+    Running,
+    Truncating,
+    Failed,
+    Closing,
+}
+
+/// See the module's head.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    pub(super) state: State,
+    pub(super) generation: u32,
+    /// How many sequences the cache had opened before it.
+    pub(super) opened: u64,
+    /// Tokens of the prompt.
+    pub(super) prompt: u32,
+    /// Prompt and promised tokens.
+    pub(super) tokens: u32,
+    /// Its pages in each group.
+    pub(super) held: Vec<Held>,
+    /// How often its page tables have changed other than at their ends.
+    pub(super) epoch: u32,
+    /// Pages that a copy for this sequence reads, with their groups. It owns them until the copy has ended, so that no
+    /// other sequence writes to them meanwhile.
+    pub(super) copied: Vec<Copied>,
+    /// The block hashes of its published pages; none if its token ids are unknown.
+    pub(super) names: Option<Named>,
+    /// The number of the last copy down that touched a page which it took: its work comes after that.
+    pub(super) after: u64,
+    pub(super) rows: RowCounts,
+    pub(super) start: Option<u32>,
+    pub(super) floor: u32,
+    pub(super) steps: SequenceSteps,
+    pub(super) work: HostWork,
+}
+
+/// A page that is copied to another page of its group.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Copied {
+    pub(super) group: usize,
+    pub(super) from: u32,
+    pub(super) to: u32,
+}
+
+/// The work that the host has issued for it outside its steps.
+#[derive(Debug, Default)]
+pub(super) struct HostWork {
+    /// The ticket of the last work.
+    pub(super) ticket: Option<Ticket>,
+    /// A stream that may hold work without a ticket or an event after it: see `settle`.
+    pub(super) unsettled: Option<Stream>,
+    /// Whether its last work is a step. Then the `stepped` event of its micro-batch comes after that work.
+    pub(super) stepped: bool,
+}
+
+impl Record {
+    /// A sequence that was just opened.
+    pub(super) fn new(generation: u32, opened: u64, tokens: (u32, u32), steps_in_flight: u32) -> Record {
+        Record {
+            state: State::Running,
+            generation,
+            opened,
+            prompt: tokens.0,
+            tokens: tokens.1,
+            start: Some(0),
+            steps: SequenceSteps::with_room(steps_in_flight),
+            ..Record::default()
+        }
+    }
+
+    pub(super) fn is_open(&self, sequence: Sequence) -> bool {
+        self.generation == sequence.generation && !matches!(self.state, State::Free | State::Closing)
+    }
+
+    pub(super) fn is_taken(&self) -> bool {
+        self.state != State::Free
+    }
+
+    /// Whether work that the host issued for it may still run.
+    pub(super) fn has_ticket(&self) -> bool {
+        self.work.ticket.as_ref().is_some_and(|ticket| ticket.poll().is_none())
+    }
+
+    /// Whether such work, or the work of a call that was refused half-way, may still run.
+    pub(super) fn is_working(&self) -> bool {
+        self.has_ticket() || self.work.unsettled.is_some()
+    }
+
+    /// The committed length with which its next step begins, if the host knows it. Without landed rows there is nothing
+    /// to accept, whatever a count on the device says.
+    pub(super) fn next_start(&self, accepted: Accepted) -> Option<u32> {
+        match (self.rows.landed, accepted) {
+            (0, _) => self.start,
+            (_, Accepted::Rows(count)) => self.start.and_then(|start| start.checked_add(count)),
+            (_, Accepted::OnDevice) => None,
+        }
+    }
+
+    /// The lowest position of its next step's queries and of the queries in flight.
+    pub(super) fn next_floor(&self, accepted: Accepted) -> u32 {
+        match self.next_start(accepted) {
+            Some(start) if self.steps.in_flight() == 0 => self.floor.max(start),
+            _ => self.floor,
+        }
+    }
+
+    /// Notes that a step has been retired that began with `length` committed tokens, if its report was read. `sound`
+    /// says whether it succeeded. A step of more than `query_rows` rows is a chunk of a prompt, all of whose rows are
+    /// accepted.
+    pub(super) fn end_step(&mut self, row: RowInFlight, length: Option<u32>, sound: bool, query_rows: u32) {
+        if let Some(length) = length {
+            let last = self.rows.enqueued == row.enqueued_before + u64::from(row.query_rows);
+            self.rows.end_step(&row, length);
+            let chunk = if sound && row.query_rows > query_rows { row.query_rows } else { 0 };
+            self.floor = self.floor.max(length.saturating_add(chunk));
+            if last {
+                self.start = Some(length);
+            }
+        }
+        let running = self.state == State::Running;
+        self.steps.end_flight(&mut self.rows, row, length.filter(|_| sound), running);
+        if !sound && running {
+            self.state = State::Failed;
+        }
+    }
+
+    /// Checks that no work that names the sequence is in flight.
+    pub(super) fn check_idle(&self, operation: &'static str) -> Result<()> {
+        if self.steps.in_flight() > 0 || self.has_ticket() {
+            return Err(Error::new(Kind::Busy, operation)
+                .at("work of the sequence is in flight")
+                .with("steps", self.steps.in_flight() as u64));
+        }
+        Ok(())
+    }
+
+    /// Checks that its last host-issued work did not fail.
+    pub(super) fn check_ticket(&self, operation: &'static str) -> Result<()> {
+        let failed = |kind: Kind| Err(Error::new(Kind::DeviceFailed, operation).at(kind.describe()));
+        match self.work.ticket.as_ref().and_then(Ticket::poll) {
+            None | Some(Outcome::Done) => Ok(()),
+            Some(Outcome::Failed(kind)) => failed(kind),
+            Some(Outcome::Cancelled) => failed(Kind::Cancelled),
+        }
+    }
+
+    /// Checks that the sequence is in one of the states that a call allows.
+    pub(super) fn check_state(&self, states: &[State], operation: &'static str) -> Result<()> {
+        if states.contains(&self.state) {
+            return Ok(());
+        }
+        let (place, hint) = match self.state {
+            State::Running => ("the sequence is running", "call it after a failed step"),
+            State::Truncating => ("the device refused a truncate half-way", "truncate it again, or close it"),
+            State::Failed => {
+                ("a step of the sequence failed", "truncate it to a committed length, or close it")
+            }
+            State::Free | State::Closing => ("the sequence is closed", "open a new sequence"),
+        };
+        Err(Error::new(Kind::InvalidState, operation).at(place).hint(hint))
+    }
+}

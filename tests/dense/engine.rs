@@ -1,0 +1,151 @@
+//! The engine of a dense world: kernels that write new rows and read a sequence's rows, through the step's tensors
+//! alone.
+//!
+//! A kernel runs in its stream's order. It knows what the tensors must say and which bytes it must find, because the
+//! model knew when the kernel was enqueued; whatever differs it puts into a list, which the world reads.
+
+use std::sync::{Arc, Mutex};
+
+use crate::device::TestDevice;
+use forebay::dense::{Cache, Config, Tensors, View, Width};
+use forebay::device::{Device, Plane, Slice, Stream};
+
+/// What a batch row of a step has to find.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    /// The stamp of every row of the sequence, the new ones included.
+    pub stamps: Vec<u64>,
+    /// How many of them are new.
+    pub fresh: usize,
+}
+
+/// The model's layers and their memory, as an engine knows them.
+#[derive(Clone, Debug)]
+pub struct Kernels {
+    pub test: Arc<TestDevice>,
+    pub config: Config,
+    planes: Vec<Vec<Plane>>,
+    /// For each group its layers' runs.
+    views: Vec<Vec<(u32, usize, View)>>,
+    pub faults: Arc<Mutex<Vec<String>>>,
+}
+
+/// The bytes of a row.
+fn bytes(stamp: u64, layer: u32, run: usize, count: u64) -> Vec<u8> {
+    let word = stamp.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(layer) << 8 ^ run as u64;
+    (0..count / 8).flat_map(|at| (word ^ at << 56).to_le_bytes()).collect()
+}
+
+impl Kernels {
+    pub fn new(test: &Arc<TestDevice>, cache: &Cache) -> Kernels {
+        let config = cache.config().clone();
+        let groups = 0..config.shape.groups.len();
+        let planes = groups.map(|group| cache.planes(group).unwrap().collect()).collect();
+        let views = config.shape.groups.iter().map(|group| {
+            let runs = group.layers.iter().flat_map(|layer| [(*layer, 0), (*layer, 1)]);
+            runs.filter_map(|(layer, run)| Some((layer, run, config.view(layer, run)?))).collect()
+        });
+        let views = views.collect();
+        Kernels { test: Arc::clone(test), config, planes, views, faults: Arc::default() }
+    }
+
+    /// Enqueues a step's kernels: they write the new rows and read what each last query row reads.
+    pub fn enqueue(&self, device: &dyn Device, stream: Stream, tensors: &Tensors, rows: Vec<Expected>) {
+        let (own, tensors) = (self.clone(), tensors.clone());
+        let work = move || {
+            if let Err(fault) = own.run(&tensors, &rows) {
+                own.faults.lock().unwrap().push(fault);
+            }
+        };
+        device.call(stream, Arc::new(work)).unwrap();
+    }
+
+    fn words(&self, slice: Slice, wide: bool) -> Vec<i64> {
+        let mut bytes = vec![0; slice.bytes() as usize];
+        self.test.read(slice, &mut bytes).unwrap();
+        match wide {
+            true => bytes.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word)).collect(),
+            false => bytes.as_chunks().0.iter().map(|word| i32::from_le_bytes(*word).into()).collect(),
+        }
+    }
+
+    fn run(&self, tensors: &Tensors, rows: &[Expected]) -> Result<(), String> {
+        let wide = self.config.width == Width::I64;
+        let (batch, tokens) = (self.config.batch as usize, self.config.step_tokens as usize);
+        let mut lengths: Vec<i64> = rows.iter().map(|row| row.stamps.len() as i64).collect();
+        lengths.resize(batch, 0);
+        is("lengths", &self.words(tensors.lengths, false), &lengths)?;
+        let mut starts = vec![0];
+        starts.extend(rows.iter().scan(0, |sum, row| {
+            *sum += row.fresh as i64;
+            Some(*sum)
+        }));
+        starts.resize(batch + 1, *starts.last().unwrap());
+        is("starts", &self.words(tensors.starts, false), &starts)?;
+        let fresh =
+            rows.iter().flat_map(|row| (row.stamps.len() - row.fresh) as i64..row.stamps.len() as i64);
+        let mut positions: Vec<i64> = fresh.collect();
+        let count = positions.len();
+        positions.resize(tokens, 0);
+        is("positions", &self.words(tensors.positions, wide), &positions)?;
+        let stamps = rows.iter().flat_map(|row| &row.stamps[row.stamps.len() - row.fresh..]);
+        let stamps: Vec<u64> = stamps.copied().collect();
+        for group in 0..self.planes.len() {
+            let slots = self.words(tensors.slots[group], wide);
+            is("slots of no row", &slots[count..], &vec![-1; tokens - count])?;
+            for (slot, stamp) in slots.iter().zip(&stamps) {
+                self.write(group, *slot as u64, *stamp);
+            }
+        }
+        (0..self.planes.len()).try_for_each(|group| self.attend(group, tensors, rows))
+    }
+
+    /// The places of a row: its layer, its run and its memory.
+    fn places(&self, group: usize, slot: u64) -> impl Iterator<Item = (u32, usize, Slice)> + '_ {
+        let page_tokens = u64::from(self.config.shape.page_tokens);
+        let (page, token) = (slot / page_tokens, slot % page_tokens);
+        self.views[group].iter().map(move |(layer, run, view)| {
+            let at = page * view.stride + view.offset + token * view.row;
+            (*layer, *run, self.planes[group][view.plane].memory.part(at, view.row).unwrap())
+        })
+    }
+
+    fn write(&self, group: usize, slot: u64, stamp: u64) {
+        for (layer, run, place) in self.places(group, slot) {
+            self.test.write(place, &bytes(stamp, layer, run, place.bytes())).unwrap();
+        }
+    }
+
+    /// Reads what the last query of each batch row reads.
+    fn attend(&self, group: usize, tensors: &Tensors, rows: &[Expected]) -> Result<(), String> {
+        let table = self.words(tensors.tables[group], false);
+        let entries = table.len() / self.config.batch as usize;
+        let page_tokens = self.config.shape.page_tokens as usize;
+        let window = self.config.shape.groups[group].window.map_or(usize::MAX, |window| window as usize);
+        for (row, expected) in rows.iter().enumerate() {
+            // The first query row reads furthest back.
+            let first = (expected.stamps.len() - expected.fresh + 1).saturating_sub(window);
+            for position in first..expected.stamps.len() {
+                let page = table[row * entries + position / page_tokens];
+                let slot = page as u64 * page_tokens as u64 + (position % page_tokens) as u64;
+                for (layer, run, place) in self.places(group, slot) {
+                    let mut found = vec![0; place.bytes() as usize];
+                    self.test.read(place, &mut found).unwrap();
+                    if page == 0 || found != bytes(expected.stamps[position], layer, run, place.bytes()) {
+                        return Err(format!(
+                            "group {group} row {row} position {position} page {page} layer {layer}"
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is(what: &str, found: &[i64], wanted: &[i64]) -> Result<(), String> {
+    match found == wanted {
+        true => Ok(()),
+        false => Err(format!("{what}: {found:?}, not {wanted:?}")),
+    }
+}
