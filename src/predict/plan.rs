@@ -228,11 +228,10 @@ pub fn longest_context(name: &str) -> Option<u32> {
 /// GPU serves, and for sizes that overflow. Errors of [`Config::footprint`].
 pub fn plan(demand: &Demand) -> Result<Planned> {
     let room = Room::new(demand)?;
-    let resident_batch = room.most(|lanes| Ok(room.resident(lanes)?.device() <= room.available))?;
+    let resident_batch = most(|lanes| Ok(room.resident(lanes)?.device() <= room.available))?;
     let sparse = demand.shape.top_k > 0;
     let least = demand.least_slots.min(demand.context);
-    let most = if sparse { room.most_with(least)? } else { 0 };
-    let most_batch = most.max(resident_batch);
+    let most_batch = if sparse { room.most_with(least)? } else { 0 }.max(resident_batch);
     let (batch, slots) = room.choose(resident_batch, most_batch, least)?;
     let whole = slots.is_none();
     let slots = slots.unwrap_or(demand.context);
@@ -259,6 +258,39 @@ pub fn plan(demand: &Demand) -> Result<Planned> {
         live_tokens: room.available.checked_div(key),
         misses_from: Some(misses_from).filter(|first| *first <= batch),
         notes,
+    })
+}
+
+/// The most sequences for which `fits` holds; if so, it holds for all smaller numbers, because every part of a
+/// footprint grows with the sequences.
+pub(super) fn most(fits: impl Fn(u32) -> Result<bool>) -> Result<u32> {
+    let (mut most, mut beyond) = (0, 1);
+    while fits(beyond)? {
+        if beyond >= SEQUENCES_MAX {
+            return Err(Error::new(Kind::Overflow, "plan")
+                .at("gpu: has room for more sequences than the planner supports")
+                .with("most", SEQUENCES_MAX)
+                .hint("plan with a smaller GPU or a longer context"));
+        }
+        (most, beyond) = (beyond, beyond * 2);
+    }
+    while beyond - most > 1 {
+        let middle = most + (beyond - most) / 2;
+        if fits(middle)? { most = middle } else { beyond = middle }
+    }
+    Ok(most)
+}
+
+/// Bytes of a GPU's memory that the engine's own parts leave for the cache.
+pub(super) fn available(gpu: u64, parts: [(&'static str, u64); 3]) -> Result<u64> {
+    parts.into_iter().try_fold(gpu, |available, (field, bytes)| {
+        available.checked_sub(bytes).filter(|left| *left > 0).ok_or_else(|| {
+            Error::new(Kind::OutOfMemory, "plan")
+                .at(format!("{field}: nothing of the GPU's memory is left for the cache"))
+                .with(field, bytes)
+                .with("available", available)
+                .hint("plan with a larger GPU, or spread the weights over more of them")
+        })
     })
 }
 
@@ -306,22 +338,14 @@ impl<'a> Room<'a> {
                 .with("context", demand.context)
                 .with("most", longest));
         }
-        let mut available = demand.gpu;
-        let parts = [
-            ("weights", demand.weights),
-            ("activations", demand.activations),
-            ("workspace", demand.workspace),
-        ];
-        for (field, bytes) in parts {
-            let left = available.checked_sub(bytes).filter(|left| *left > 0);
-            available = left.ok_or_else(|| {
-                Error::new(Kind::OutOfMemory, "plan")
-                    .at(format!("{field}: nothing of the GPU's memory is left for the cache"))
-                    .with(field, bytes)
-                    .with("available", available)
-                    .hint("plan with a larger GPU, or spread the weights over more of them")
-            })?;
-        }
+        let available = available(
+            demand.gpu,
+            [
+                ("weights", demand.weights),
+                ("activations", demand.activations),
+                ("workspace", demand.workspace),
+            ],
+        )?;
         Ok(Room { demand, geometry, available })
     }
 
@@ -385,27 +409,7 @@ impl<'a> Room<'a> {
     /// The most sequences with `slots` slots each, in micro-batches that a cache supports.
     fn most_with(&self, slots: u32) -> Result<u32> {
         let widest = BATCH_MAX.saturating_mul(self.demand.micro_batches);
-        self.most(|lanes| if lanes > widest { Ok(false) } else { self.fits(lanes, slots) })
-    }
-
-    /// The most sequences for which `fits` holds; if so, it holds for all smaller numbers, because every part of a
-    /// footprint grows with the lanes.
-    fn most(&self, fits: impl Fn(u32) -> Result<bool>) -> Result<u32> {
-        let (mut most, mut beyond) = (0, 1);
-        while fits(beyond)? {
-            if beyond >= SEQUENCES_MAX {
-                return Err(Error::new(Kind::Overflow, "plan")
-                    .at("gpu: has room for more sequences than the planner supports")
-                    .with("most", SEQUENCES_MAX)
-                    .hint("plan with a smaller GPU or a longer context"));
-            }
-            (most, beyond) = (beyond, beyond * 2);
-        }
-        while beyond - most > 1 {
-            let middle = most + (beyond - most) / 2;
-            if fits(middle)? { most = middle } else { beyond = middle }
-        }
-        Ok(most)
+        most(|lanes| if lanes > widest { Ok(false) } else { self.fits(lanes, slots) })
     }
 
     /// The largest budget with which `lanes` sequences fit, in whole blocks or the whole context.
