@@ -21,6 +21,8 @@ mod memory;
 mod missing;
 #[path = "cuda/newest.rs"]
 mod newest;
+#[path = "cuda/pages.rs"]
+mod pages;
 #[path = "cuda/prefetch.rs"]
 mod prefetch;
 #[path = "cuda/probe.rs"]

@@ -107,6 +107,7 @@ DOES_NOTHING(cuMemMap)
 DOES_NOTHING(cuMemUnmap)
 DOES_NOTHING(cuMemSetAccess)
 DOES_NOTHING(cuMemcpyAsync)
+DOES_NOTHING(cuMemcpy2DAsync_v2)
 DOES_NOTHING(cuMemsetD8Async)
 DOES_NOTHING(cuMemsetD32Async)
 CALL(cuCtxGetStreamPriorityRange, int* least, int* greatest) *least = 0; *greatest = -5; return 0; }

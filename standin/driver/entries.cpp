@@ -24,7 +24,7 @@ const Entry ENTRIES[] = {
     PLAIN(cuCtxGetStreamPriorityRange), PLAIN(cuCtxSynchronize), SECOND(cuMemAlloc), SECOND(cuMemFree),
     SECOND(cuMemGetInfo), SECOND(cuMemHostRegister), PLAIN(cuMemHostUnregister), SECOND(cuMemHostGetDevicePointer),
     PLAIN(cuMemHostAlloc), PLAIN(cuMemFreeHost), PLAIN(cuPointerGetAttribute), PLAIN(cuMemcpy),
-    PLAIN(cuMemcpyAsync), SECOND(cuMemcpyHtoD), SECOND(cuMemcpyDtoH), SECOND(cuMemcpyHtoDAsync),
+    PLAIN(cuMemcpyAsync), SECOND(cuMemcpy2DAsync), SECOND(cuMemcpyHtoD), SECOND(cuMemcpyDtoH), SECOND(cuMemcpyHtoDAsync),
     SECOND(cuMemcpyDtoHAsync), SECOND(cuMemcpyDtoDAsync), PLAIN(cuMemcpyBatchAsync), PLAIN(cuMemsetD8Async),
     PLAIN(cuMemsetD32Async), PLAIN(cuMemAddressReserve), PLAIN(cuMemAddressFree), PLAIN(cuMemCreate),
     PLAIN(cuMemRelease), PLAIN(cuMemMap), PLAIN(cuMemUnmap), PLAIN(cuMemSetAccess), PLAIN(cuMemGetAccess),

@@ -52,6 +52,8 @@ void unmap_pages(uintptr_t address, size_t bytes) { munmap(reinterpret_cast<void
 
 namespace {
 
+// The longest row of a copy in two dimensions, with what is between it and the next.
+constexpr size_t MOST_PITCH = 0x7FFFFFFF;
 // Fresh memory keeps its old contents on a GPU; here it gets junk, as long as that is cheap.
 constexpr size_t SPOILED = 1 << 20;
 
@@ -116,17 +118,14 @@ bool shares_a_file(uintptr_t begin, size_t bytes) {
     return found;
 }
 
-CUresult copy(uintptr_t to, uintptr_t from, size_t bytes, CUstream stream, bool wait) {
-    if (bytes == 0) return CUDA_SUCCESS;
-    Place target = place(to, bytes), source = place(from, bytes);
+CUresult copy(Action action, CUstream stream, bool wait) {
+    if (action.bytes == 0 || action.rows == 0) return CUDA_SUCCESS;
+    Place target = place(action.to, (action.rows - 1) * action.to_pitch + action.bytes);
+    Place source = place(action.from, (action.rows - 1) * action.from_pitch + action.bytes);
     if (target == Place::Bad || source == Place::Bad) return CUDA_ERROR_INVALID_VALUE;
     bool pageable = target == Place::Pageable || source == Place::Pageable;
     bool host = target != Place::Device && source != Place::Device;
-    Action action;
     action.kind = Action::Copy;
-    action.to = to;
-    action.from = from;
-    action.bytes = bytes;
     auto found = find_stream(stream);
     if (!found) return CUDA_ERROR_INVALID_HANDLE;
     if (found->capture) {
@@ -138,6 +137,27 @@ CUresult copy(uintptr_t to, uintptr_t from, size_t bytes, CUstream stream, bool 
     // Staged copies and copies between two host buffers return when they are done.
     if (!wait) ++gpu.synchronizations;
     return run_until([&] { return found->idle(); });
+}
+
+CUresult copy(uintptr_t to, uintptr_t from, size_t bytes, CUstream stream, bool wait) {
+    Action action;
+    action.to = to;
+    action.from = from;
+    action.bytes = bytes;
+    return copy(std::move(action), stream, wait);
+}
+
+// The address at which an end of a copy in two dimensions begins; 0 for an end that is no plain memory.
+uintptr_t begin_of(CUmemorytype type, uintptr_t host, CUdeviceptr device, size_t x, size_t y, size_t pitch) {
+    switch (type) {
+        case CU_MEMORYTYPE_HOST:
+            return host + y * pitch + x;
+        case CU_MEMORYTYPE_DEVICE:
+        case CU_MEMORYTYPE_UNIFIED:
+            return device + y * pitch + x;
+        default:
+            return 0;
+    }
 }
 
 CUresult fill(Action::Kind kind, uintptr_t to, unsigned value, size_t count, CUstream stream) {
@@ -330,6 +350,24 @@ CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
 
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
     return enter("cuMemcpyAsync", CONTEXT, [&] { return copy(to, from, bytes, stream, false); });
+}
+
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* copies, CUstream stream) {
+    return enter("cuMemcpy2DAsync_v2", CONTEXT, [&] {
+        if (!copies) return CUDA_ERROR_INVALID_VALUE;
+        const CUDA_MEMCPY2D& c = *copies;
+        bool narrow = c.srcPitch >= c.srcXInBytes + c.WidthInBytes && c.dstPitch >= c.dstXInBytes + c.WidthInBytes;
+        if (!narrow || c.srcPitch > MOST_PITCH || c.dstPitch > MOST_PITCH) return CUDA_ERROR_INVALID_VALUE;
+        Action action;
+        uintptr_t host_from = reinterpret_cast<uintptr_t>(c.srcHost), host_to = reinterpret_cast<uintptr_t>(c.dstHost);
+        action.from = begin_of(c.srcMemoryType, host_from, c.srcDevice, c.srcXInBytes, c.srcY, c.srcPitch);
+        action.to = begin_of(c.dstMemoryType, host_to, c.dstDevice, c.dstXInBytes, c.dstY, c.dstPitch);
+        action.bytes = c.WidthInBytes;
+        action.rows = c.Height;
+        action.from_pitch = c.srcPitch;
+        action.to_pitch = c.dstPitch;
+        return copy(std::move(action), stream, false);
+    });
 }
 
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {

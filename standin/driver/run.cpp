@@ -80,10 +80,15 @@ void execute(const Action& action) {
     }
     // Memory that a graph uses may have been freed since.
     bool copies = action.kind == Action::Copy;
-    bool good = reachable(action.to, action.bytes) && (!copies || reachable(action.from, action.bytes));
+    size_t between = action.rows - 1;
+    bool good = reachable(action.to, between * action.to_pitch + action.bytes) &&
+                (!copies || reachable(action.from, between * action.from_pitch + action.bytes));
     if (!good) return fail(CUDA_ERROR_ILLEGAL_ADDRESS);
     if (!copies) return fill(action);
-    memmove(reinterpret_cast<void*>(action.to), reinterpret_cast<void*>(action.from), action.bytes);
+    for (size_t row = 0; row < action.rows; ++row) {
+        memmove(reinterpret_cast<void*>(action.to + row * action.to_pitch),
+                reinterpret_cast<void*>(action.from + row * action.from_pitch), action.bytes);
+    }
 }
 
 void begin_run(Stream& stream, Action launch) {

@@ -50,6 +50,7 @@ struct Action {
     Kind kind = Nothing;
     uintptr_t to = 0, from = 0;
     size_t bytes = 0;
+    size_t rows = 1, to_pitch = 0, from_pitch = 0;  // of a copy, each row so many bytes
     unsigned value = 0;
     std::weak_ptr<Function> function;
     unsigned grid[3] = {}, block[3] = {}, shared = 0;

@@ -387,3 +387,47 @@ proptest! {
         live(Kind::Watched, &shape, &steps)?;
     }
 }
+
+/// A batch row of a step of many.
+fn one_of_many(row: usize) -> Row {
+    let n = row as u32;
+    let (length, odd) = (n.is_multiple_of(3).then_some(n), false);
+    let changed = [(n % 5, 2), (n % 7, n % 4), (0, 0), (n, n % 9)];
+    Row { lane: 3 * n, length, accepted: (n % 4 == 1).then_some(n % 3), query_rows: n % 6, changed, odd }
+}
+
+/// More rows than a block of threads has, which the CUDA device begins in several rounds.
+#[test]
+fn a_step_of_more_rows_than_threads_begins_as_lists_say() {
+    let groups = vec![(5, 4, 30), (8, 16, 9), (3, 2, 12), (7, 1, 40)];
+    let shape = Shape { lanes: 611, batch: 150, tokens: 350, wide: true, groups };
+    let step = |first: usize| Step {
+        edits: (0..200).map(|n| (n % 4, n * 7, n, Page::Own(n as u32 * 5 + 1))).collect(),
+        rows: (first..first + 149).map(one_of_many).collect(),
+        accepted: (0..150).map(|n| n % 3).collect(),
+        given: true,
+        beyond: 0,
+    };
+    let steps = [step(0), step(0), step(40), step(1)];
+    live(Kind::Inline, &shape, &steps).unwrap();
+    #[cfg(feature = "cuda")]
+    if crate::device::driver_is_there() {
+        (1..4).for_each(|seed| live(Kind::Cuda(Some(seed), 0), &shape, &steps).unwrap());
+    }
+}
+
+#[cfg(feature = "cuda")]
+proptest! {
+    #![proptest_config(cases(40))]
+    #[test]
+    fn a_step_begins_alike_on_the_cuda_device(
+        shape in shape(),
+        steps in prop::collection::vec(step(), 1..6),
+        seed: u64,
+    ) {
+        if crate::device::driver_is_there() {
+            live(Kind::Cuda(None, 0), &shape, &steps)?;
+            live(Kind::Cuda(Some(seed), 0), &shape, &steps)?;
+        }
+    }
+}

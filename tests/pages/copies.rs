@@ -151,3 +151,22 @@ proptest! {
         live(Kind::Watched, &memories, &all)?;
     }
 }
+
+#[cfg(feature = "cuda")]
+proptest! {
+    #![proptest_config(cases(40))]
+    #[test]
+    fn pages_are_copied_alike_on_the_cuda_device(
+        memories in prop::collection::vec(memory(), 3),
+        all in prop::collection::vec(copies(), 1..5),
+        seed: u64,
+    ) {
+        if crate::device::driver_is_there() {
+            // By copy engines alone, by both, and by the kernel alone.
+            for bytes in [0, 60, 1 << 20] {
+                live(Kind::Cuda(None, bytes), &memories, &all)?;
+            }
+            live(Kind::Cuda(Some(seed), seed % 200), &memories, &all)?;
+        }
+    }
+}

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use forebay::device::clock::{ClockDevice, ClockOptions};
+#[cfg(feature = "cuda")]
+use forebay::device::cuda::CudaOptions;
 use forebay::device::host::HostOptions;
 use forebay::device::{Device, Event, PageOp, Slice, Stream};
 use forebay::os::{Map, NoFaults, Request};
@@ -17,6 +19,9 @@ pub const PINNED: usize = 1;
 /// Bytes of each memory.
 pub const BYTES: usize = 1 << 16;
 
+/// Bytes of a registration.
+const PAGE: usize = 4096;
+
 /// A place in one of the memories.
 #[derive(Clone, Copy, Debug)]
 pub struct At {
@@ -26,6 +31,15 @@ pub struct At {
 }
 
 impl At {
+    /// Its parts in pages of 4 KiB: no test's access crosses the end of a registration.
+    fn parts(self) -> impl Iterator<Item = At> {
+        let end = self.at + self.bytes;
+        (self.at / PAGE..end.div_ceil(PAGE)).map(move |page| {
+            let at = self.at.max(page * PAGE);
+            At { at, bytes: end.min((page + 1) * PAGE) - at, ..self }
+        })
+    }
+
     /// The place of 4-byte word `index`.
     pub fn word(self, index: usize) -> std::ops::Range<usize> {
         assert!(4 * index + 4 <= self.bytes);
@@ -54,6 +68,9 @@ pub enum Kind {
     Clocked(u64),
     #[cfg(feature = "check")]
     Watched,
+    /// The CUDA device, with this seed of its stand-in, and from how many bytes on copy engines copy.
+    #[cfg(feature = "cuda")]
+    Cuda(Option<u64>, u64),
 }
 
 pub struct World {
@@ -88,6 +105,16 @@ impl World {
                 let watch = forebay::check::watch::Watch::new(device.device());
                 (device, Some(watch))
             }
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(seed, copy_engine_bytes) => {
+                // Registrations of a page each, so that planes cross their ends.
+                let own = CudaOptions {
+                    copy_engine_bytes,
+                    registration_chunk: PAGE as u64,
+                    ..CudaOptions::default()
+                };
+                (TestDevice::cuda_with(&HostOptions::default(), seed, own)?, None)
+            }
         };
         let queue = queue.unwrap_or_else(|| device.device());
         let bytes = BYTES as u64;
@@ -95,17 +122,18 @@ impl World {
         let pinned = queue.register(&Arc::new(Map::new(&request, &NoFaults).unwrap().0)).unwrap();
         let memory = [queue.allocate(bytes).unwrap(), pinned.part(0, bytes).unwrap()];
         let mut seed = 1_u32;
-        let model = [DEVICE, PINNED].map(|side| {
+        let (stream, event) = (queue.stream().unwrap(), queue.event().unwrap());
+        let model = [vec![0; BYTES], vec![0; BYTES]];
+        let mut world = World { device, queue, stream, event, memory, taken: [64; 2], model };
+        for side in [DEVICE, PINNED] {
             let byte = |_| {
                 seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 (seed >> 24) as u8
             };
             let bytes: Vec<u8> = (0..BYTES).map(byte).collect();
-            device.write(memory[side], &bytes).unwrap();
-            bytes
-        });
-        let (stream, event) = (queue.stream().unwrap(), queue.event().unwrap());
-        Some(World { device, queue, stream, event, memory, taken: [64; 2], model })
+            world.write(At { side, at: 0, bytes: BYTES }, &bytes);
+        }
+        Some(world)
     }
 
     /// A place of its own, with some bytes before and after it.
@@ -130,7 +158,9 @@ impl World {
     /// Writes bytes to both the model and the device.
     pub fn write(&mut self, at: At, bytes: &[u8]) {
         self.model[at.side][at.at..at.at + bytes.len()].copy_from_slice(bytes);
-        self.device.write(self.slice(At { bytes: bytes.len(), ..at }), bytes).unwrap();
+        for part in (At { bytes: bytes.len(), ..at }).parts() {
+            self.device.write(self.slice(part), &bytes[part.at - at.at..][..part.bytes]).unwrap();
+        }
     }
 
     pub fn write_words(&mut self, at: At, words: impl IntoIterator<Item = u32>) {
@@ -150,7 +180,9 @@ impl World {
     pub fn difference(&self) -> Option<String> {
         for (side, name) in [(DEVICE, "device"), (PINNED, "pinned")] {
             let mut found = vec![0; BYTES];
-            self.device.read(self.memory[side], &mut found).unwrap();
+            for part in (At { side, at: 0, bytes: BYTES }).parts() {
+                self.device.read(self.slice(part), &mut found[part.at..][..part.bytes]).unwrap();
+            }
             let differs = (0..BYTES).find(|at| found[*at] != self.model[side][*at]);
             if let Some(at) = differs {
                 let near = at / 4 * 4..at / 4 * 4 + 16;

@@ -141,9 +141,15 @@ impl TestDevice {
     /// options say; none where the stand-in could not be built. With a given driver: on that driver, without a seed.
     #[cfg(feature = "cuda")]
     pub fn cuda(options: &HostOptions, seed: Option<u64>) -> Option<Arc<TestDevice>> {
+        TestDevice::cuda_with(options, seed, CudaOptions::default())
+    }
+
+    /// As [`TestDevice::cuda`], with other options of the CUDA device than its library and threads.
+    #[cfg(feature = "cuda")]
+    pub fn cuda_with(options: &HostOptions, seed: Option<u64>, own: CudaOptions) -> Option<Arc<TestDevice>> {
         if let Some(driver) = given() {
             let library = Some(driver.library().to_owned());
-            let device = CudaDevice::new(CudaOptions { library, ..CudaOptions::default() }).unwrap();
+            let device = CudaDevice::new(CudaOptions { library, ..own }).unwrap();
             let remote = Arc::new(Remote::new(Arc::clone(&device)));
             return Some(TestDevice::of(device, Driver::Given(driver, remote)));
         }
@@ -152,9 +158,7 @@ impl TestDevice {
             Standin::new(Options { seed, memory: options.memory.unwrap_or(usual.memory), ..usual })?;
         let library = Some(standin.library().to_owned());
         // Few threads per block: the stand-in runs each of them by itself.
-        let device =
-            CudaDevice::new(CudaOptions { library, unload: true, threads: 64, ..CudaOptions::default() })
-                .unwrap();
+        let device = CudaDevice::new(CudaOptions { library, unload: true, threads: 64, ..own }).unwrap();
         Some(TestDevice::of(device, Driver::Own(Box::new(standin))))
     }
 

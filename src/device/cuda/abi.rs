@@ -3,6 +3,7 @@
 //! Sizes are checked at compile time here and in the kernels. A test reads the header and compares each field's name,
 //! offset and size.
 
+use crate::device::PAGE_GROUPS_MAX;
 use crate::geometry::GROUP_MAX;
 use crate::residency::LaneHead;
 
@@ -230,9 +231,63 @@ words! {
     /// Of `forebay_prefetch`.
     PrefetchArgs: 24 { first: Address, lines: u64, cycles: u64 }
 
+    /// The page tables of a group of a dense cache.
+    PageTables: 40 {
+        lanes: Address,
+        table: Address,
+        slots: Address,
+        columns: u32,
+        page_tokens: u32,
+        pages: u32,
+        unused: u32,
+    }
+
+    /// Of `forebay_begin_pages`.
+    BeginPagesArgs: 240 {
+        descriptor: Address,
+        lanes: Address,
+        accepted: Address,
+        lengths: Address,
+        starts: Address,
+        positions: Address,
+        report: Address,
+        lane_count: u32,
+        batch: u32,
+        step_tokens: u32,
+        wide: u32,
+        group_count: u32,
+        unused: u32,
+        tables: [PageTables; PAGE_GROUPS_MAX],
+    }
+
+    /// The memories of a piece of every page.
+    PagePlane: 32 { from: Address, to: Address, from_stride: u64, to_stride: u64 }
+
     /// Of `forebay_work`.
     WorkArgs: 24 { operands: Address, results: Address, panels: u32, unused: u32 }
 }
+
+/// Planes and pages of a launch of `forebay_pages`: as many as its arguments have room for.
+pub(super) const PAGE_PLANES: usize = 32;
+pub(super) const PAGE_LIST: usize = 376;
+
+/// Of `forebay_pages`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct PagesArgs {
+    pub planes: [PagePlane; PAGE_PLANES],
+    pub from: [u32; PAGE_LIST],
+    pub to: [u32; PAGE_LIST],
+    pub plane_count: u32,
+    pub page_count: u32,
+    pub words: u32,
+    pub word_bytes: u32,
+}
+
+// The most bytes of a kernel's arguments.
+const _: () = assert!(size_of::<PagesArgs>() == 4048 && size_of::<PagesArgs>() <= 4096);
+// SAFETY: planes of four 64-bit words, then an even number of 32-bit words: nothing is padded.
+unsafe impl Plain for PagesArgs {}
 
 const _: () = assert!(size_of::<LaneHead>() == 32);
 // SAFETY: eight `u32` words in C's layout.
@@ -250,9 +305,41 @@ pub(super) fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::offset_of;
+
     use super::*;
+    use crate::device::pages::descriptor as page_descriptor;
 
     const HEADER: &str = include_str!("kernels/abi.h");
+
+    /// Names of fields, with their offsets and sizes.
+    type Fields = Vec<(&'static str, usize, usize)>;
+
+    /// A field's name and its number of items.
+    fn named(field: &str) -> (&str, usize) {
+        match field.split_once('[') {
+            Some((field, count)) => (field, count.trim_end_matches(']').parse().unwrap()),
+            None => (field, 1),
+        }
+    }
+
+    /// The structs of the header that are mirrored here.
+    fn mirrored() -> Vec<(&'static str, Fields)> {
+        let lists = [("from", offset_of!(PagesArgs, from)), ("to", offset_of!(PagesArgs, to))];
+        let counts = [
+            ("plane_count", offset_of!(PagesArgs, plane_count)),
+            ("page_count", offset_of!(PagesArgs, page_count)),
+            ("words", offset_of!(PagesArgs, words)),
+            ("word_bytes", offset_of!(PagesArgs, word_bytes)),
+        ];
+        let mut fields =
+            vec![("planes", offset_of!(PagesArgs, planes), size_of::<[PagePlane; PAGE_PLANES]>())];
+        fields.extend(lists.map(|(name, at)| (name, at, 4 * PAGE_LIST)));
+        fields.extend(counts.map(|(name, at)| (name, at, 4)));
+        let mut all = layouts();
+        all.push(("PagesArgs", fields));
+        all
+    }
 
     /// The fields of `struct name` in the header, with offsets and sizes as C lays out words of 4 and 8 bytes.
     fn in_header(name: &str) -> Vec<(String, usize, usize)> {
@@ -273,16 +360,15 @@ mod tests {
                         .find(|(name, _)| *name == other)
                         .map(|(_, fields)| fields.iter().map(|(_, _, size)| size).sum::<usize>());
                     offset = offset.next_multiple_of(8);
-                    fields.push((names.to_owned(), offset, size.unwrap_or_else(|| panic!("{other}"))));
-                    offset += size.unwrap();
+                    let size = size.unwrap_or_else(|| panic!("{other}"));
+                    let (field, count) = named(names);
+                    fields.push((field.to_owned(), offset, size * count));
+                    offset += size * count;
                     continue;
                 }
             };
             for field in names.split(',').map(str::trim) {
-                let (field, count) = match field.split_once('[') {
-                    Some((field, count)) => (field, count.trim_end_matches(']').parse().unwrap()),
-                    None => (field, 1),
-                };
+                let (field, count) = named(field);
                 offset = offset.next_multiple_of(word);
                 fields.push((field.to_owned(), offset, word * count));
                 offset += word * count;
@@ -293,7 +379,7 @@ mod tests {
 
     #[test]
     fn structs_are_the_headers() {
-        for (name, fields) in layouts() {
+        for (name, fields) in mirrored() {
             let fields: Vec<_> = fields.into_iter().map(|(f, at, size)| (f.to_owned(), at, size)).collect();
             assert_eq!(fields, in_header(name), "{name}");
         }
@@ -305,12 +391,12 @@ mod tests {
 
     #[test]
     fn no_struct_of_the_header_is_without_a_mirror_and_none_has_padding() {
-        let known: Vec<_> = layouts().into_iter().map(|(name, _)| name).collect();
+        let known: Vec<_> = mirrored().into_iter().map(|(name, _)| name).collect();
         for line in HEADER.lines().filter_map(|l| l.strip_prefix("struct ")) {
             let name = line.split(' ').next().unwrap();
             assert!(known.contains(&name) || name == "LaneHead", "{name}");
         }
-        for (name, fields) in layouts() {
+        for (name, fields) in mirrored() {
             let mut end = 0;
             for (field, at, size) in fields {
                 assert_eq!(at, end, "{name}::{field}");
@@ -337,6 +423,10 @@ mod tests {
             format!("gathered[{GROUP_MAX}];"),
             "ABSENT = 0;".to_owned(),
             "EMPTY = 0xFFFFFFFFu".to_owned(),
+            format!("PAGE_GROUPS = {PAGE_GROUPS_MAX};"),
+            format!("PAGE_ENTRY = {};", page_descriptor::row_words(0)),
+            format!("FROM_DEVICE = 0x{:X}u", page_descriptor::FROM_DEVICE),
+            format!("MOST_TOKENS = 0x{:X}u", i32::MAX),
         ] {
             assert!(HEADER.contains(&text), "{text}");
         }

@@ -3,6 +3,13 @@
 
 use super::*;
 
+/// The error of an operation that no captured stream takes.
+fn captured(operation: &'static str) -> Error {
+    Error::new(Kind::InvalidState, operation)
+        .at("the stream is being captured")
+        .hint("enqueue it outside of captures: no graph can repeat it")
+}
+
 impl Device for CudaDevice {
     fn allocate(&self, bytes: u64) -> Result<Slice> {
         let inner = &*self.inner;
@@ -176,7 +183,7 @@ impl Device for CudaDevice {
             inner.enqueue("copy", stream, |current, stream| match host {
                 true => {
                     let args = abi::CopyArgs { from: source + at, to: target + at, bytes };
-                    inner.launches.copy(current, &inner.module, stream, &args)
+                    inner.launches.copy(&Enqueueing { current, module: &inner.module, stream }, &args)
                 }
                 false => current.copy(target + at, source + at, bytes, stream),
             })
@@ -252,9 +259,7 @@ impl Device for CudaDevice {
             && inner.health.failed().is_none()
             && inner.capture_of(op.name(), raw)?.is_some()
         {
-            return Err(Error::new(Kind::InvalidState, op.name())
-                .at("the stream is being captured")
-                .hint("enqueue it outside of captures: no graph can repeat it"));
+            return Err(captured(op.name()));
         }
         pools.lists.stage(&op);
         inner.enqueue_known(op.name(), raw, |current, stream| {
@@ -262,8 +267,29 @@ impl Device for CudaDevice {
         })
     }
 
-    fn enqueue_pages(&self, _: Stream, op: PageOp<'_>) -> Result<()> {
-        Err(Error::new(Kind::Unsupported, op.name()).at("pages of a dense cache on this device"))
+    fn enqueue_pages(&self, stream: Stream, op: PageOp<'_>) -> Result<()> {
+        let inner = &*self.inner;
+        let raw = inner.known(stream)?;
+        let asker = Asker { name: NAME, device: inner.id, exact: true, top_k_max: u32::MAX };
+        page_ops::check(&asker, &op)?;
+        let copy = match op {
+            PageOp::Begin(begin) => {
+                let args = pages::begin_args(&page_ops::begin(&begin));
+                return inner.enqueue_known(op.name(), raw, |current, stream| {
+                    inner.launches.begin_pages(&Enqueueing { current, module: &inner.module, stream }, &args)
+                });
+            }
+            PageOp::Copy(copy) => copy,
+        };
+        if inner.health.failed().is_none() && inner.capture_of(op.name(), raw)?.is_some() {
+            return Err(captured(op.name()));
+        }
+        let stretches = inner.stretches();
+        inner.enqueue_known(op.name(), raw, |current, stream| {
+            let e = Enqueueing { current, module: &inner.module, stream };
+            let engine_bytes = inner.copy_engine_bytes;
+            Copies { e: &e, launches: &inner.launches, stretches: &stretches, engine_bytes }.run(&copy)
+        })
     }
 
     fn capture(&self, stream: Stream) -> Result<()> {

@@ -24,6 +24,7 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 
 use super::options::CudaOptions;
+pub(super) use super::structs::{Access, Copy2d, LaunchAttribute, LaunchConfig, Location, Property};
 use crate::error::{Error, Kind, Result};
 use crate::os::{Faults, Library};
 
@@ -98,6 +99,8 @@ pub(super) mod flag {
     pub const ACCESS_READ: u32 = 1;
     pub const ACCESS_READ_WRITE: u32 = 3;
     pub const LAUNCH_PROGRAMMATIC: u32 = 6;
+    /// From this distance of two rows on a device may not copy in two dimensions.
+    pub const COPY_PITCH_MAX: u64 = 1 << 31;
     /// The most threads per block that a function can be launched with.
     pub const FUNCTION_THREADS: i32 = 0;
     /// A function's static shared memory in bytes.
@@ -126,56 +129,6 @@ pub(super) mod attribute {
     pub const PROCESSORS: i32 = 16;
     pub const COPY_ENGINES: i32 = 40;
 }
-
-/// A memory location.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct Location {
-    pub kind: u32,
-    pub ordinal: i32,
-}
-
-/// The properties of physical memory: the driver's `CUmemAllocationProp`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct Property {
-    pub kind: u32,
-    pub handles: u32,
-    pub location: Location,
-    pub unused: [u64; 2],
-}
-
-/// Who may use a range: the driver's `CUmemAccessDesc`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct Access {
-    pub location: Location,
-    pub flags: u32,
-}
-
-/// A property of a launch: the driver's `CUlaunchAttribute`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct LaunchAttribute {
-    pub id: u32,
-    pub unused: u32,
-    pub value: [u64; 8],
-}
-
-/// A launch's extents: the driver's `CUlaunchConfig`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct LaunchConfig {
-    pub grid: [u32; 3],
-    pub block: [u32; 3],
-    pub shared_bytes: u32,
-    pub stream: Handle,
-    pub attributes: *const LaunchAttribute,
-    pub attribute_count: u32,
-}
-
-const _: () = assert!(size_of::<Property>() == 32 && size_of::<Access>() == 12);
-const _: () = assert!(size_of::<LaunchAttribute>() == 72 && size_of::<LaunchConfig>() == 56);
 
 /// A driver call's refusal.
 #[derive(Clone, Debug)]
@@ -302,6 +255,7 @@ functions! {
     unmap = "cuMemUnmap"(address: Handle, bytes: u64);
     set_access = "cuMemSetAccess"(address: Handle, bytes: u64, access: &Access, count: u64);
     copy = "cuMemcpyAsync"(to: Handle, from: Handle, bytes: u64, stream: Handle);
+    copy_2d = "cuMemcpy2DAsync_v2"(copy: &Copy2d, stream: Handle);
     fill_bytes = "cuMemsetD8Async"(address: Handle, value: u8, count: u64, stream: Handle);
     fill_words = "cuMemsetD32Async"(address: Handle, value: u32, count: u64, stream: Handle);
     priorities = "cuCtxGetStreamPriorityRange"(least: &mut i32, greatest: &mut i32);

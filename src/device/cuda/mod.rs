@@ -33,12 +33,14 @@ mod lanes;
 mod memory;
 mod module;
 mod options;
+mod pages;
 mod pools;
 mod prefetch;
 #[cfg(feature = "measure")]
 mod probe;
 mod registration;
 mod stream;
+mod structs;
 #[cfg(test)]
 mod tests;
 #[cfg(feature = "measure")]
@@ -47,6 +49,8 @@ mod work;
 use std::any::Any;
 use std::os::fd::OwnedFd;
 
+use crate::device::checks::Asker;
+use crate::device::pages as page_ops;
 use crate::device::{
     Backing, Completer, Device, DeviceId, Event, Graph, Mapped, PageOp, PoolLayout, PoolOp, Pools, Slice,
     Stream, checks,
@@ -62,6 +66,7 @@ use errors::{NAME, bad};
 use graph::{Capturing, Executable, Graphs, capturing};
 use memory::{Allocation, Physical, Worker};
 use module::Module;
+use pages::Copies;
 use pools::{CudaPools, Enqueueing, Launches};
 use registration::{Registration, Stretch, pieces};
 use stream::{Calls, Enqueued, Health, KnownStream, OwnEvent};
@@ -84,6 +89,7 @@ struct Inner {
     launches: Launches,
     chunk: u64,
     host_memory: HostMemory,
+    copy_engine_bytes: u64,
     grain: u64,
     health: Arc<Health>,
     graphs: Mutex<Graphs>,
@@ -164,6 +170,7 @@ impl CudaDevice {
             },
             chunk: options.registration_chunk,
             host_memory: options.host_memory,
+            copy_engine_bytes: options.copy_engine_bytes,
             grain,
             calls: Calls::new(&health),
             health,

@@ -41,6 +41,8 @@ kernels! {
     Digest = c"forebay_digest",
     Copy = c"forebay_copy",
     Prefetch = c"forebay_prefetch",
+    BeginPages = c"forebay_begin_pages",
+    Pages = c"forebay_pages",
     GatherBulk = c"forebay_gather_bulk",
     Work = c"forebay_work",
 }

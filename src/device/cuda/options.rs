@@ -16,6 +16,9 @@ const EARLY_LAUNCH_DRIVER: i32 = 12_030;
 /// The most threads per block that the kernels are compiled for.
 pub(super) const THREADS_MAX: u32 = 512;
 
+/// The most bytes of a page's piece that a kernel copies.
+const COPY_ENGINE_BYTES_MAX: u64 = 1 << 20;
+
 /// The source of the host memory for a cache's rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostMemory {
@@ -59,6 +62,9 @@ pub struct CudaOptions {
     pub programmatic: bool,
     /// Gathers with bulk copies; compute capability 9.0 or later.
     pub bulk: bool,
+    /// From how many bytes on a copy engine copies a piece of a dense cache's page; at most 1 MiB. A kernel copies
+    /// shorter ones, many in one launch. The default of 28 KiB is a guess: no GPU has measured it.
+    pub copy_engine_bytes: u64,
 }
 
 impl Default for CudaOptions {
@@ -74,6 +80,7 @@ impl Default for CudaOptions {
             threads: THREADS_MAX,
             programmatic: false,
             bulk: false,
+            copy_engine_bytes: 28 << 10,
         }
     }
 }
@@ -90,6 +97,7 @@ impl std::fmt::Debug for CudaOptions {
             .field("threads", &self.threads)
             .field("programmatic", &self.programmatic)
             .field("bulk", &self.bulk)
+            .field("copy_engine_bytes", &self.copy_engine_bytes)
             .finish_non_exhaustive()
     }
 }
@@ -106,6 +114,9 @@ impl CudaOptions {
         }
         if self.gather_blocks == 0 {
             return wrong("gather_blocks", 0, "pass at least 1");
+        }
+        if self.copy_engine_bytes > COPY_ENGINE_BYTES_MAX {
+            return wrong("copy_engine_bytes", self.copy_engine_bytes, "pass at most 1 MiB");
         }
         if self.registration_chunk == 0 {
             return wrong("registration_chunk", 0, "pass at least a page");

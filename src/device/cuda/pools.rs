@@ -94,9 +94,9 @@ impl Launches {
     }
 
     /// Copies between two pieces of host memory that the device reaches. The driver's own copy would block the host.
-    pub fn copy(&self, c: &Current<'_>, m: &Module, stream: Handle, args: &abi::CopyArgs) -> DriverResult {
+    pub fn copy(&self, e: &Enqueueing<'_>, args: &abi::CopyArgs) -> DriverResult {
         let blocks = (args.bytes / 16).div_ceil(u64::from(self.threads)).clamp(1, COPY_BLOCKS.into()) as u32;
-        self.carry(&Enqueueing { current: c, module: m, stream }, blocks, args)
+        self.carry(e, blocks, args)
     }
 
     /// Copies between any two pieces of memory, with `blocks` blocks.
@@ -111,6 +111,18 @@ impl Launches {
         let (blocks, args) = prefetch::launch(khz, threads, (address, bytes), rate);
         let launch = Launch { most_threads: threads, ..Launch::new(Kernel::Prefetch, blocks, 1) };
         self.launch(e.current, e.module, e.stream, launch, &args)
+    }
+
+    /// Begins a step of a dense cache.
+    pub fn begin_pages(&self, e: &Enqueueing<'_>, args: &abi::BeginPagesArgs) -> DriverResult {
+        self.launch(e.current, e.module, e.stream, Launch::new(Kernel::BeginPages, 1, 1), args)
+    }
+
+    /// Copies pages, with at most `blocks` blocks; does nothing if there are none.
+    pub fn pages(&self, e: &Enqueueing<'_>, blocks: u32, args: &abi::PagesArgs) -> DriverResult {
+        let words = u64::from(args.plane_count) * u64::from(args.page_count) * u64::from(args.words);
+        let blocks = words.div_ceil(self.threads.into()).min(blocks.into()) as u32;
+        self.launch(e.current, e.module, e.stream, Launch::new(Kernel::Pages, blocks, 1), args)
     }
 
     /// Multiplies matrices, with the given blocks and bytes of shared memory per block.

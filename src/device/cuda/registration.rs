@@ -188,18 +188,22 @@ impl Drop for Registration {
     }
 }
 
+/// The bytes left of the registered chunk that contains `address`; `None` if there is none.
+pub(super) fn left(registered: &[Stretch], address: Handle) -> Option<u64> {
+    registered.iter().find_map(|stretch| stretch.left(address))
+}
+
 /// Divides a copy where a registered chunk ends, and says whether both ends are registered host memory.
-pub(super) fn pieces(
+pub(super) fn pieces<E>(
     registered: &[Stretch],
     from: Handle,
     to: Handle,
     bytes: u64,
-    mut copy: impl FnMut(u64, u64, bool) -> Result<()>,
-) -> Result<()> {
-    let left = |address: Handle| registered.iter().find_map(|r| r.left(address));
+    mut copy: impl FnMut(u64, u64, bool) -> Result<(), E>,
+) -> Result<(), E> {
     let mut at = 0;
     while at < bytes {
-        let ends = [left(from + at), left(to + at)];
+        let ends = [left(registered, from + at), left(registered, to + at)];
         let count = ends.iter().flatten().fold(bytes - at, |count, left| count.min(*left));
         copy(at, count, ends.iter().all(Option::is_some))?;
         at += count;

@@ -9,7 +9,7 @@ use crate::device::descriptor::{ACCEPTED_ON_DEVICE, Cause, NOTHING_WRONG, Report
 use crate::device::host::copy::Copier;
 use crate::device::host::words::{Word, Words};
 use crate::device::pages::descriptor::{self, Entry, FROM_DEVICE};
-use crate::device::pages::{PAGE_GROUPS_MAX, Plane, StepPages, StepTables, runs};
+use crate::device::pages::{PAGE_GROUPS_MAX, Plane, StepPages, StepTables, merged, runs};
 
 /// The entries or query rows of a portion.
 const PORTION: usize = 64;
@@ -18,7 +18,7 @@ const ROW: usize = descriptor::row_words(PAGE_GROUPS_MAX);
 
 /// Copies pages that were checked.
 pub(super) fn copy(copier: Copier, planes: &[(Plane, Plane)], pages: &[(u32, u32)]) {
-    for (source, target) in planes.iter().filter(|(source, _)| source.bytes > 0) {
+    for (source, target) in merged(planes) {
         let whole = source.stride == source.bytes && target.stride == target.bytes;
         for run in runs(pages) {
             let (pieces, bytes) =

@@ -15,6 +15,9 @@ use crate::device::pages::{BeginPages, CopyPages, PAGE_GROUPS_MAX, PageOp, PageT
 use crate::error::{Error, Kind, Result};
 use crate::fallible::vector;
 
+/// The most entries of a page table: kernels count those of all groups in 32 bits.
+const ENTRIES_MAX: u64 = 1 << 28;
+
 /// The slices of a begin that it writes: 5, and 2 of each group.
 const WRITTEN: usize = 5 + 2 * PAGE_GROUPS_MAX;
 /// And those that it only reads: 2, and 1 of each group.
@@ -194,8 +197,9 @@ impl Asker {
     /// Checks the sizes of a group's tables.
     fn tables(&self, sizes: &Sizes, group: &PageTables) -> Result<()> {
         let columns = sizes.columns(group);
-        if columns == 0 || columns > u64::from(u32::MAX) {
-            return Err(self.bad("entries of a row of a page table", columns).with("most", u32::MAX));
+        let most = ENTRIES_MAX / sizes.batch;
+        if columns == 0 || columns > most {
+            return Err(self.bad("entries of a row of a page table", columns).with("most", most));
         }
         self.sized("table of a begin", &group.table, sizes.batch * columns, 4, 4)?;
         self.sized("page tables of lanes", &group.lanes, sizes.lanes.saturating_mul(columns), 4, 4)?;

@@ -61,9 +61,60 @@ pub(in crate::device) fn runs(pages: &[(u32, u32)]) -> impl Iterator<Item = Run>
     })
 }
 
+/// The planes that have bytes. Pieces of consecutive planes that touch each other in each page, on both sides, are one.
+/// Their memories have bytes in common, as those of one page's pieces do: two allocations are never one plane.
+pub(in crate::device) fn merged(planes: &[(Plane, Plane)]) -> impl Iterator<Item = (Plane, Plane)> {
+    let end = |plane: &Plane| plane.memory.address() + plane.bytes;
+    let touches = move |a: &Plane, b: &Plane| {
+        let beside = a.stride == b.stride && end(a) == b.memory.address() && a.bytes + b.bytes <= a.stride;
+        beside && a.memory.overlaps(&b.memory)
+    };
+    let joined = |a: Plane, b: Plane| {
+        let ends = [a, b].map(|plane| plane.memory.address() + plane.memory.bytes());
+        let memory = a.memory.device().slice(a.memory.address(), ends[0].max(ends[1]) - a.memory.address());
+        Plane { memory, bytes: a.bytes + b.bytes, ..a }
+    };
+    let mut rest = planes.iter().copied().filter(|(source, _)| source.bytes > 0).peekable();
+    std::iter::from_fn(move || {
+        let (mut source, mut target) = rest.next()?;
+        while let Some(next) = rest.next_if(|next| touches(&source, &next.0) && touches(&target, &next.1)) {
+            (source, target) = (joined(source, next.0), joined(target, next.1));
+        }
+        Some((source, target))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::DeviceId;
+
+    #[test]
+    fn pieces_that_touch_each_other_on_both_sides_are_one() {
+        let device = DeviceId::new();
+        let plane = |at: u64, stride, bytes| Plane {
+            memory: device.slice(at, 10 * stride - at % stride),
+            stride,
+            bytes,
+        };
+        let both = |at: u64, bytes| (plane(800 + at, 80, bytes), plane(8000 + at, 80, bytes));
+        let list = [both(0, 16), both(16, 4), both(20, 0), both(20, 40), both(64, 16)];
+        let found: Vec<_> = merged(&list).collect();
+        assert_eq!(found, [both(0, 60), both(64, 16)]);
+        // Apart on one side, or of other strides, or more than a page.
+        let apart = [both(0, 16), (plane(816, 80, 16), plane(8020, 80, 16))];
+        assert_eq!(merged(&apart).collect::<Vec<_>>(), apart);
+        let other = [both(0, 16), (plane(816, 80, 16), plane(8016, 96, 16))];
+        assert_eq!(merged(&other).collect::<Vec<_>>(), other);
+        let cut = |(a, b): (Plane, Plane)| {
+            let one = |plane: Plane| Plane { memory: plane.memory.part(0, plane.bytes).unwrap(), ..plane };
+            (one(a), one(b))
+        };
+        let lone = [cut(both(0, 16)), both(16, 16)];
+        assert_eq!(merged(&lone).collect::<Vec<_>>(), lone);
+        let long = [both(0, 64), both(64, 20)];
+        assert_eq!(merged(&long).collect::<Vec<_>>(), long);
+    }
 
     #[test]
     fn pages_that_follow_each_other_on_both_sides_are_one_run() {

@@ -47,7 +47,9 @@ mod kept;
 use crate::device::Slice;
 
 pub(super) use checks::{StepPages, StepTables, begin, check};
-pub(super) use kept::{Kept, runs};
+#[cfg(feature = "cuda")]
+pub(super) use kept::Run;
+pub(super) use kept::{Kept, merged, runs};
 
 /// The most groups of a dense cache.
 pub const PAGE_GROUPS_MAX: usize = 4;
@@ -131,7 +133,7 @@ pub struct PageTables {
     /// `[lanes][columns]` i32, pinned: each lane's pages in the order of its tokens, 0 for none.
     pub lanes: Slice,
     /// `[batch][columns]` i32 that it writes: of each row the entries that the descriptor names, from the words of its
-    /// lane. Others stay as they are. vLLM's `block_table`.
+    /// lane. Others stay as they are. At most 2^28 entries. vLLM's `block_table`.
     pub table: Slice,
     /// `[step_tokens]` i32 or i64 that it writes: the slot `page * page_tokens + position % page_tokens` of each query
     /// row; -1 beyond the step's. It finds the page in `table`. vLLM's `slot_mapping`.

@@ -249,6 +249,44 @@ struct PrefetchArgs {
     u64 first, lines, cycles;
 };
 
+// `device::pages`: groups of a dense cache; the words of a batch row before those of its groups; a length that only the
+// device has; and the most tokens of a sequence.
+static const u32 PAGE_GROUPS = 4;
+static const u32 PAGE_ENTRY = 4;  // lane, length, accepted, query rows
+static const u32 FROM_DEVICE = 0xFFFFFFFFu;
+static const u32 MOST_TOKENS = 0x7FFFFFFFu;
+
+// The page tables of a group.
+struct PageTables {
+    u64 lanes;  // u32 [lanes][columns], pinned
+    u64 table;  // u32 [batch][columns]
+    u64 slots;  // i32 or i64 [step_tokens]
+    u32 columns, page_tokens, pages, unused;
+};
+
+struct BeginPagesArgs {
+    u64 descriptor;  // pinned: as a step descriptor, but its rows are PAGE_ENTRY words and two of each group
+    u64 lanes;       // u32 [lanes][2]: committed length, landed rows
+    u64 accepted;    // u32 [batch], or 0
+    u64 lengths, starts;  // u32 [batch], u32 [batch + 1]
+    u64 positions;   // i32 or i64 [step_tokens]
+    u64 report;      // the pinned report
+    u32 lane_count, batch, step_tokens, wide, group_count, unused;
+    PageTables tables[4];  // [PAGE_GROUPS]
+};
+
+// The memories of a piece of every page.
+struct PagePlane {
+    u64 from, to, from_stride, to_stride;
+};
+
+// The pieces of all planes and pages of a launch have `words` words of `word_bytes` bytes, together at most 2^31 words.
+struct PagesArgs {
+    PagePlane planes[32];
+    u32 from[376], to[376];  // pages
+    u32 plane_count, page_count, words, word_bytes;
+};
+
 // What tools have multiplied: pairs of panels, each of so many steps of 16 columns of one and rows of the other.
 static const u32 WORK_PANELS = 16;
 static const u32 WORK_STEPS = 8;
@@ -266,4 +304,6 @@ static_assert(sizeof(GatherArgs) == 344 && sizeof(ScatterArgs) == 344 && sizeof(
 static_assert(sizeof(JoinArgs) == 120 && sizeof(TruncateArgs) == 128 && sizeof(LeaveArgs) == 112, "abi.rs");
 static_assert(sizeof(WarmArgs) == 128 && sizeof(WarmGatherArgs) == 128 && sizeof(DigestArgs) == 120, "abi.rs");
 static_assert(sizeof(ResizeArgs) == 128 && sizeof(NewestArgs) == 120, "abi.rs");
+static_assert(sizeof(PageTables) == 40 && sizeof(BeginPagesArgs) == 240, "abi.rs");
+static_assert(sizeof(PagePlane) == 32 && sizeof(PagesArgs) == 4048, "abi.rs");
 static_assert(sizeof(CopyArgs) == 24 && sizeof(PrefetchArgs) == 24 && sizeof(WorkArgs) == 24, "abi.rs");

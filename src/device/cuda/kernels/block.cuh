@@ -187,12 +187,31 @@ static __device__ u32 nth_lowest(Histogram& room, u32 need, u32 low, u32 shift, 
     }
 }
 
+// The sticky word of an error.
+static __device__ __forceinline__ u64 sticky_key(u64 stage, u32 layer, u32 row, Cause cause, u32 value) {
+    return stage << 63 | static_cast<u64>(layer) << 51 | static_cast<u64>(row) << 36 |
+           static_cast<u64>(cause) << 32 | value;
+}
+
+// Ends a report whose other words are written: its first ones. One thread calls it.
+static __device__ void end_report(u32* slot, u64 step, u64 sticky, u32 moved) {
+    bool wrong = sticky != NOTHING_WRONG;
+    slot[2] = wrong ? sticky >> 32 & 0xF : 0;
+    slot[3] = wrong ? sticky >> 36 & 0x7FFF : 0;
+    slot[4] = wrong ? sticky >> 51 & 0xFFF : 0;
+    slot[5] = wrong ? static_cast<u32>(sticky) : 0;
+    slot[6] = moved;
+    slot[7] = 0;
+    // Who finds the step's number there finds all of its report.
+    __threadfence_system();
+    slot[0] = static_cast<u32>(step);
+    slot[1] = static_cast<u32>(step >> 32);
+}
+
 // Records an error of a step: the sticky word keeps the least one, and the lane's trust forbids further steps.
 static __device__ void blame(const Pools& pools, const Micro& micro, u32 lane, u64 stage, u32 layer, u32 row,
                              Cause cause, u32 value) {
-    u64 key = stage << 63 | static_cast<u64>(layer) << 51 | static_cast<u64>(row) << 36 |
-              static_cast<u64>(cause) << 32 | value;
-    atomicMin(at<u64>(micro.sticky), key);
+    atomicMin(at<u64>(micro.sticky), sticky_key(stage, layer, row, cause, value));
     if (lane < pools.lanes) {
         u32 trust = cause == NOT_GATHERED ? BYTES : FAILED;
         atomicMax(at<u32>(pools.trust) + lane, trust);

@@ -4,6 +4,7 @@
 // selections, lanes, counts, pages. Addresses, extents and layers come from the host, which has checked them.
 #include "gather.cuh"
 #include "newest.cuh"
+#include "pages.cuh"
 #include "prefetch.cuh"
 #include "resize.cuh"
 #include "resolve.cuh"

@@ -124,18 +124,8 @@ FOREBAY_KERNEL(forebay_report, ReportArgs, MOST_THREADS, 1) {
     __syncthreads();
     if (threadIdx.x != 0) return;
     u64 sticky = atomicMin(at<u64>(micro.sticky), NOTHING_WRONG);
-    bool wrong = sticky != NOTHING_WRONG;
-    slot[2] = wrong ? sticky >> 32 & 0xF : 0;
-    slot[3] = wrong ? sticky >> 36 & 0x7FFF : 0;
-    slot[4] = wrong ? sticky >> 51 & 0xFFF : 0;
-    slot[5] = wrong ? static_cast<u32>(sticky) : 0;
     // A report without rows belongs to no step, and no caller reads it.
-    slot[6] = head.real ? atomicExch(at<u32>(args.moved), 0u) : 0;
-    slot[7] = 0;
-    // Who finds the step's number there finds all of its report.
-    __threadfence_system();
-    slot[0] = static_cast<u32>(head.step);
-    slot[1] = static_cast<u32>(head.step >> 32);
+    end_report(slot, head.step, sticky, head.real ? atomicExch(at<u32>(args.moved), 0u) : 0);
     // What runs before the next step begins, as a graph launched without one, has no rows.
     at<u32>(micro.descriptor)[2] = 0;
 }
