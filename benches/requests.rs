@@ -20,7 +20,6 @@ mod libcachesim;
 mod race;
 #[path = "../cli/src/study"]
 mod study {
-    #[expect(dead_code, reason = "no table of blocks grows")]
     pub mod reserve;
     pub mod s3fifo_queues;
 }

@@ -8,7 +8,6 @@
 mod blocks;
 #[path = "../src/study"]
 mod study {
-    #[expect(dead_code, reason = "no table of blocks grows")]
     pub mod reserve;
     pub mod s3fifo_queues;
 }

@@ -19,6 +19,7 @@ mod curve;
 mod fifo;
 mod lru;
 mod s3fifo;
+pub mod tiers;
 
 use forebay::Result;
 use forebay::trace::requests::RequestTrace;

@@ -8,6 +8,7 @@ use forebay::trace::Header;
 use forebay::{Error, Kind, Result, Shape};
 
 use super::requests::args::RequestArguments;
+use super::tiers::args::TiersArguments;
 use super::together::args::TogetherArguments;
 use crate::input::allowance::MemoryArguments;
 use crate::input::device::{DeviceName, Target};
@@ -76,7 +77,8 @@ pub struct Arguments {
     /// preceding layer in the trace selected in the same step.
     #[arg(long, value_enum)]
     pub prefetch: Option<Prefetch>,
-    /// The model that sets the bytes of one row [default: deepseek-v3.2].
+    /// The model that sets the bytes of one row [default: deepseek-v3.2]; with --device-blocks, of a block [default:
+    /// none].
     #[arg(long, value_name = "NAME", value_parser = presets())]
     pub model: Option<String>,
     /// The device of the pools: host, or cuda:N for GPU N [default: host].
@@ -91,6 +93,8 @@ pub struct Arguments {
     pub memory: MemoryArguments,
     #[command(flatten)]
     pub requests: RequestArguments,
+    #[command(flatten)]
+    pub tiers: TiersArguments,
     /// Writes the result as JSON, atomically; `-` prints it instead of the tables.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -139,6 +143,7 @@ impl Arguments {
 
     /// A given option that does not apply to request traces.
     pub fn for_selections(&self) -> Option<&'static str> {
+        let tiers = self.tiers.device_blocks;
         let given = [
             ("--prompt-share", !self.prompt_share.is_empty()),
             ("--slots", !self.slots.is_empty()),
@@ -146,8 +151,8 @@ impl Arguments {
             ("--mtp", self.mtp.is_some()),
             ("--split", self.split.is_some()),
             ("--prefetch", self.prefetch.is_some()),
-            ("--model", self.model.is_some()),
-            ("--link-rate", self.report.link_rate.is_some()),
+            ("--model", self.model.is_some() && tiers.is_none()),
+            ("--link-rate", self.report.link_rate.is_some() && tiers.is_none()),
             ("--device", self.device.is_some()),
             ("--driver", self.driver.is_some()),
             ("--together", self.together.together.is_some()),
@@ -269,11 +274,11 @@ pub struct HtmlArguments {
     /// Writes a report with pictures instead of tables as one HTML file, atomically; `-` prints it. It
     /// compares all policies at several sizes; --prompt-share or --slots sets the size shown by layer and step
     /// [default: 0.2].
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["curve", "policy", "split", "prefetch"])]
+    #[arg(long, value_name = "FILE", group = "linked", conflicts_with_all = ["curve", "policy", "split", "prefetch"])]
     pub html: Option<PathBuf>,
-    /// With --html: the rate of the link to the device in gigabytes a second (1e9) [default: 37, measured by ESS for
-    /// gathering single rows].
-    #[arg(long, value_name = "GB/S", requires = "html", value_parser = rate, allow_negative_numbers = true)]
+    /// With --html or --device-blocks: the rate of the link to the device in gigabytes a second (1e9) [default with
+    /// --html: 37, measured by ESS for gathering single rows].
+    #[arg(long, value_name = "GB/S", requires = "linked", value_parser = rate, allow_negative_numbers = true)]
     pub link_rate: Option<f64>,
 }
 

@@ -9,6 +9,7 @@ pub mod result;
 pub mod run;
 mod study;
 pub mod text;
+mod tiers;
 mod together;
 
 pub use self::args::Arguments;

@@ -15,7 +15,7 @@ use super::args::{Arguments, Split, settings};
 use super::requests::run::{self, Asked, Traces};
 use super::result::{Replayed, RowSize};
 use super::study::Study;
-use super::{curve, html, json, requests, text, together};
+use super::{curve, html, json, requests, text, tiers, together};
 use crate::input::allowance::{self, Allowance};
 use crate::input::device::DeviceName;
 use crate::input::file_kind::{self, FileKind};
@@ -116,7 +116,7 @@ pub fn command(arguments: &Arguments) -> Result<()> {
         Traces::Requests => of_requests(arguments, &mut results)?,
         kind => {
             if kind == Traces::Selections {
-                arguments.requests.refuse()?;
+                arguments.requests.refuse(arguments.tiers.given())?;
             }
             of_selections(arguments, &shape, &row, &mut results)?;
         }
@@ -127,6 +127,9 @@ pub fn command(arguments: &Arguments) -> Result<()> {
 /// Replays request traces.
 fn of_requests<'a>(arguments: &'a Arguments, results: &mut Results<'a>) -> Result<()> {
     run::check_option(arguments.for_selections())?;
+    if let Some(device) = arguments.tiers.device_blocks {
+        return tiers::run::command(arguments, device, results);
+    }
     let memory = arguments.memory.memory;
     let html = arguments.report.html.as_deref();
     if let Some(target) = html {

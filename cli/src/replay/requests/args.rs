@@ -51,8 +51,8 @@ fn skip(text: &str) -> std::result::Result<Skip, String> {
 }
 
 impl RequestArguments {
-    /// Refuses these options with selection traces.
-    pub fn refuse(&self) -> Result<()> {
+    /// Refuses these options, and `other` if it is given, with selection traces.
+    pub fn refuse(&self, other: Option<&'static str>) -> Result<()> {
         let RequestArguments { capacity, skip, block_tokens, block_lengths, subagents, one_after_another } =
             self;
         let given = [
@@ -63,9 +63,9 @@ impl RequestArguments {
             ("--subagents", *subagents),
             ("--one-after-another", *one_after_another),
         ];
-        match given.iter().find(|(_, given)| *given) {
+        match given.iter().find(|(_, given)| *given).map(|(name, _)| *name).or(other) {
             None => Ok(()),
-            Some((name, _)) => Err(Error::new(Kind::InvalidConfig, "replay")
+            Some(name) => Err(Error::new(Kind::InvalidConfig, "replay")
                 .at(format!("{name} is for request traces, but these are selection traces"))
                 .hint("leave it out, or pass a request trace")),
         }

@@ -5,4 +5,4 @@ pub mod html;
 mod json;
 pub mod result;
 pub mod run;
-mod text;
+pub mod text;

@@ -130,7 +130,7 @@ fn replay(path: &Path, arguments: &RequestArguments, asked: &Asked) -> Result<Re
 }
 
 /// A progress bar on standard error; hidden if that is no terminal.
-fn bar(path: &Path, requests: u64) -> ProgressBar {
+pub fn bar(path: &Path, requests: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(requests), ProgressDrawTarget::stderr())
         .with_finish(ProgressFinish::AndClear);
     if let Ok(style) = progress::style("{prefix} [{bar:30}] {percent}% of {len} requests, {left}") {
