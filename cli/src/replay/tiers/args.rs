@@ -11,8 +11,8 @@ use crate::input::sizes;
 /// The arguments for two tiers only.
 #[derive(clap::Args)]
 pub struct TiersArguments {
-    /// Request traces: replays them through two tiers, a device and a host, over the library's own directory of blocks.
-    /// The blocks that the device holds; the blocks of a running request are all there.
+    /// Request traces: replays them through a prefix cache in two tiers, of which the device holds N blocks. All blocks
+    /// of a running request are on the device.
     #[arg(long, value_name = "N", group = "linked", requires = "host_blocks", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..),
           conflicts_with_all = ["capacity", "policy", "curve", "html"])]
