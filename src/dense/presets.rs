@@ -14,7 +14,7 @@ const PAGE_TOKENS: u32 = 64;
 /// Bytes of a value of [`Shape::preset`]: BF16.
 const BF16: u32 = 2;
 
-/// What makes a shape of the bytes of a value.
+/// Makes a shape of the bytes of a value.
 type Preset = fn(u32) -> Shape;
 
 /// One group of all layers.
@@ -87,8 +87,8 @@ impl Shape {
         whole(30, heads(3, 64, value_bytes))
     }
 
-    /// The presets, by their names on the command line.
-    const PRESETS: [(&'static str, Preset); 9] = [
+    /// The presets, by their names on the command line: each makes a shape of the bytes of a value.
+    pub const PRESETS: [(&'static str, Preset); 9] = [
         ("llama-3.1-8b", Shape::llama_3_1_8b),
         ("llama-3.1-70b", Shape::llama_3_1_70b),
         ("qwen3-32b", Shape::qwen3_32b),
@@ -99,11 +99,6 @@ impl Shape {
         ("deepseek-r1", Shape::deepseek_v3),
         ("smollm2-135m", Shape::smollm2_135m),
     ];
-
-    /// The names of the presets.
-    pub fn presets() -> impl Iterator<Item = &'static str> {
-        Shape::PRESETS.iter().map(|(name, _)| *name)
-    }
 
     /// The preset called `name`, in BF16 with pages of 64 tokens.
     pub fn preset(name: &str) -> Option<Shape> {
@@ -117,13 +112,12 @@ mod tests {
 
     #[test]
     fn presets_are_valid_and_found_by_name() {
-        for name in Shape::presets() {
+        for (name, _) in Shape::PRESETS {
             let shape = Shape::preset(name).unwrap();
             assert!(shape.check().is_ok(), "{name}");
             assert_eq!(shape.page_tokens, 64);
         }
         assert_eq!(Shape::preset("gpt-2"), None);
-        assert_eq!(Shape::presets().count(), 9);
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Parses numbers on the command line: `32K` tokens, `80GiB`, `0.31`, `auto`. Parsing is strict: anything else is
 //! refused, because a misread size would plan for another machine.
 
-use forebay::Shape;
 use forebay::predict::plan::{Batch, Ratio};
 use forebay::predict::weights::GPUS_MAX;
+use forebay::{Shape, dense};
 
 use crate::present::numbers;
 
@@ -222,6 +222,39 @@ pub fn model(text: &str) -> Parsed<Model> {
     })
 }
 
+/// A preset of a dense model.
+#[derive(Clone, Copy, Debug)]
+pub struct DenseModel {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// Its shape, given the bytes of a value.
+    pub shape: fn(u32) -> dense::Shape,
+}
+
+/// A preset of a dense model.
+///
+/// # Errors
+/// As [`bytes`].
+pub fn dense_model(text: &str) -> Parsed<DenseModel> {
+    let found = dense::Shape::PRESETS.iter().find(|(name, _)| *name == text);
+    found.map(|(name, shape)| DenseModel { name, shape: *shape }).ok_or_else(|| {
+        let names = dense::Shape::PRESETS.map(|(name, _)| name);
+        format!("no dense model of that name; there are {}", names.join(", "))
+    })
+}
+
+/// Bytes of a cached value.
+///
+/// # Errors
+/// As [`bytes`].
+pub fn value_bytes(text: &str) -> Parsed<u32> {
+    match text {
+        "1" => Ok(1),
+        "2" => Ok(2),
+        _ => Err("not the bytes of a value: 2 for BF16, 1 for FP8".to_owned()),
+    }
+}
+
 /// The model that sets the row size by default.
 pub const MODEL: &str = "deepseek-v3.2";
 
@@ -288,5 +321,8 @@ mod tests {
         }
         assert!(positive("1.7").is_ok() && positive("0").is_err() && positive("inf").is_err());
         assert!(model("deepseek-v3.2").is_ok() && model("DeepSeek").is_err());
+        assert!(dense_model("gpt-oss-20b").is_ok() && dense_model("deepseek-v3.2").is_err());
+        assert_eq!([value_bytes("1"), value_bytes("2")], [Ok(1), Ok(2)]);
+        assert!(["0", "4", "bf16", ""].iter().all(|text| value_bytes(text).is_err()));
     }
 }

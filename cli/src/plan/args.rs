@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use forebay::predict::plan::{Batch, Ratio};
 
+use super::dense::args::PageArguments;
 use super::deployment::AttentionName;
 use super::shards::WeightArguments;
 use crate::input::machine::Machine;
-use crate::input::sizes::{self, Model, Size};
+use crate::input::sizes::{self, DenseModel, Model, Size};
 use crate::present::terminal::LookArguments;
 
 const AFTER_HELP: &str = "\
@@ -25,6 +26,10 @@ Do they wait for each other's weights on 8 H20, and does it pay?
 
   forebay plan --setup r1-h20 --gpu 96GiB --context 4K --shard o_proj --dp 8
 
+How many sequences of a dense model fit, and what do 64 GiB of host memory hold beside them?
+
+  forebay plan --dense llama-3.1-70b --gpu 80GiB --weights 35GB --value-bytes 1 --context 32K --host 64GiB
+
 Lists, separated by commas, make a sweep: one plan for each combination.
 Sizes have a unit: 80GiB, 141GB. Tokens: 4096, 32K (of 1024 each).
 A batch that fits with all rows on the device needs no offload; the plan says so. With --setup each plan is simulated, \
@@ -37,6 +42,14 @@ pub struct Arguments {
     /// The model whose cache is planned [default: the setup's, or deepseek-v3.2].
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = sizes::model)]
     pub model: Vec<Model>,
+    /// Plans the cache of a dense model instead: pages on the GPU for all tokens of its sequences, and --host as second
+    /// tier for parked sequences and prefixes. Needs --weights.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = sizes::dense_model, requires = "weights",
+          conflicts_with_all = ["model", "setup", "gpus", "attention", "shard", "host_stride", "longest", "ratio",
+                                "least_slots", "tables", "html"])]
+    pub dense: Vec<DenseModel>,
+    #[command(flatten)]
+    pub pages: PageArguments,
     /// Memory of one GPU.
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = sizes::some_size, required = true)]
     pub gpu: Vec<Size>,
@@ -59,7 +72,8 @@ pub struct Arguments {
     /// Other memory that the engine takes on each GPU: workspace, graphs, communication buffers [default: 0].
     #[arg(long, value_name = "SIZE", value_parser = sizes::size)]
     pub workspace: Option<Size>,
-    /// Host memory for one GPU's total pool [default: as much as the pool needs].
+    /// Host memory for one GPU's total pool [default: as much as the pool needs]; with --dense, for the second tier
+    /// [default: none].
     #[arg(long, value_name = "SIZE", value_parser = sizes::some_size)]
     pub host: Option<Size>,
     /// Bytes from one row to the next in host memory [default: the model's row, rounded up to a multiple of 64].
@@ -85,7 +99,8 @@ pub struct Arguments {
     #[arg(long, value_name = "Q", value_delimiter = ',', value_parser = sizes::count,
           allow_negative_numbers = true)]
     pub mtp: Vec<u32>,
-    /// Micro-batches that the batch is divided into; with --setup 1 or 2 [default: as the setup says, or 2].
+    /// Micro-batches that the batch is divided into; with --setup 1 or 2 [default: as the setup says, or 2; with
+    /// --dense 1].
     #[arg(long, value_name = "N", value_parser = sizes::count, allow_negative_numbers = true)]
     pub micro_batches: Option<u32>,
     /// Slots that each sequence keeps in each layer when the plan maximises sequences [default: 6400].

@@ -2,6 +2,7 @@
 
 mod advice;
 pub mod args;
+mod dense;
 mod deployment;
 mod html;
 mod json;

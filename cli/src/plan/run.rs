@@ -19,7 +19,7 @@ use super::args::{Arguments, Tables};
 use super::deployment::{AttentionName, Deployed};
 use super::result::{Gain, Memory, On, Point, Slow};
 use super::shards::{Weighed, WeightArguments, fewest_nodes};
-use super::{html, json, text};
+use super::{dense, html, json, text};
 use crate::input::machine::{self, Linked};
 use crate::input::misses::Source;
 use crate::input::sizes::{self, Model, Size};
@@ -451,6 +451,9 @@ fn sweep(arguments: &Arguments) -> Result<Vec<Point>> {
 /// # Errors
 /// Errors of the library's plan, of a sweep that is too large, and of writing the result.
 pub fn command(arguments: &Arguments) -> Result<()> {
+    if !arguments.dense.is_empty() {
+        return dense::command(arguments);
+    }
     let targets = [("--json", arguments.json.as_deref()), ("--html", arguments.html.as_deref())];
     output::check_targets("plan", &targets, &arguments.machine.inputs())?;
     let points = sweep(arguments)?;
