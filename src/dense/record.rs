@@ -57,6 +57,8 @@ pub(super) struct Record {
     pub(super) start: Option<u32>,
     pub(super) floor: u32,
     pub(super) steps: SequenceSteps,
+    /// The rows that were enqueued before its first failed step; the steps behind that one fail too.
+    pub(super) failed_at: Option<u64>,
     pub(super) work: HostWork,
 }
 
@@ -145,9 +147,23 @@ impl Record {
         }
         let running = self.state == State::Running;
         self.steps.end_flight(&mut self.rows, row, length.filter(|_| sound), running);
-        if !sound && running {
+        if !sound {
+            self.fail(row);
+        }
+    }
+
+    /// Notes that a step has failed, or was abandoned: no step may build on its rows.
+    pub(super) fn fail(&mut self, row: RowInFlight) {
+        if self.state == State::Running {
             self.state = State::Failed;
         }
+        let before = row.enqueued_before;
+        self.failed_at = Some(self.failed_at.map_or(before, |first| first.min(before)));
+    }
+
+    /// Whether a step before this one has failed.
+    pub(super) fn failed_before(&self, row: &RowInFlight) -> bool {
+        self.failed_at.is_some_and(|first| first < row.enqueued_before)
     }
 
     /// Checks that no work that names the sequence is in flight.

@@ -6,6 +6,7 @@
 use crate::dense::pool::NULL_PAGE;
 use crate::dense::record::{Record, State};
 use crate::dense::{Cache, Tensors};
+use crate::device::descriptor::Cause;
 use crate::device::pages::descriptor::{self, Entry, FROM_DEVICE};
 use crate::device::{BeginPages, PageOp, Slice, Stream};
 use crate::error::{Error, Kind, Result};
@@ -301,9 +302,8 @@ impl Cache {
             let record = &mut self.records[row.sequence as usize];
             record.work.stepped = true;
             record.steps.open = false;
-            // Rows of an abandoned step are missing, so no step may build on them.
-            if step.is_abandoned() && record.state == State::Running {
-                record.state = State::Failed;
+            if step.is_abandoned() {
+                record.fail(*row);
             }
         }
         self.ring.finish(step);
@@ -314,15 +314,19 @@ impl Cache {
     /// named. `stream` is as for [`Cache::close`].
     ///
     /// # Errors
-    /// [`Kind::Busy`] returns the step: it is in flight, or was not finished. Any other error ends the step, and all of
+    /// [`Kind::Busy`] returns the step: it is in flight, was not finished, or an earlier step of one of its sequences is
+    /// not retired. Any other error ends the step, and all of
     /// its tokens must be discarded: [`Kind::DeviceFailed`] if the device failed or the report contains an error,
     /// [`Kind::Cancelled`] if the step was abandoned. The engine then calls [`Cache::truncate`] or [`Cache::close`] for
     /// the step's sequences. A step that was enqueued after a failed one fails too: retire it, then truncate to at most
     /// the length that was committed before the failed step.
     pub fn retire(&mut self, step: Step, stream: Stream) -> Result<Retired<'_>, Unretired> {
+        if let Err(error) = self.check_order(&step) {
+            return Err(Unretired { error, step: Some(step) });
+        }
         let ended = match self.ring.end(&*self.device, &step) {
             Ended::Not(error) => return Err(Unretired { error, step: Some(step) }),
-            Ended::With(ended) => ended,
+            Ended::With(ended) => ended.and_then(|()| self.check_earlier(&step)),
         };
         let released = self.release_rows(&step, ended.is_ok(), stream);
         self.ring.release(&step);
@@ -330,6 +334,31 @@ impl Cache {
         match ended.and(released) {
             Err(error) => Err(Unretired { error, step: None }),
             Ok(()) => Ok(Retired { report: self.ring.report() }),
+        }
+    }
+
+    /// Checks that no earlier step of the step's sequences is in flight: only in order can a step know whether one
+    /// failed.
+    fn check_order(&self, step: &Step) -> Result<()> {
+        let mut rows = self.ring.slot(step)?.rows.iter().enumerate();
+        match rows.find(|(_, row)| !self.records[row.sequence as usize].steps.is_oldest(row)) {
+            Some((row, _)) => Err(Error::new(Kind::Busy, "retire")
+                .at("an earlier step of a sequence is not retired")
+                .with("batch row", row as u64)
+                .hint("retire the steps of a sequence in their order")),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that no earlier step of the step's sequences has failed: its rows would be those of the step too.
+    fn check_earlier(&self, step: &Step) -> Result<()> {
+        let mut rows = self.ring.slot(step)?.rows.iter().enumerate();
+        match rows.find(|(_, row)| self.records[row.sequence as usize].failed_before(row)) {
+            Some((row, _)) => Err(Error::new(Kind::DeviceFailed, "retire")
+                .at(Cause::Earlier.describe())
+                .with("batch row", row as u64)
+                .hint("truncate its sequences to a committed length, or close them")),
+            None => Ok(()),
         }
     }
 

@@ -65,6 +65,7 @@ impl Cache {
         let rows = &mut record.rows;
         (rows.committed, rows.stored, rows.landed, rows.upper) = (length, length, 0, length);
         (record.start, record.floor, record.state) = (Some(length), length, State::Running);
+        record.failed_at = None;
         Ok(ticket)
     }
 

@@ -43,6 +43,11 @@ impl SequenceSteps {
         self.in_flight.len()
     }
 
+    /// Whether no earlier step of the sequence is in flight.
+    pub(crate) fn is_oldest(&self, row: &RowInFlight) -> bool {
+        self.in_flight.front().is_none_or(|before| *before == row.enqueued_before)
+    }
+
     /// Checks that the sequence may be in one more step of `micro_batch`, with `most` in flight at the same time.
     ///
     /// # Errors

@@ -99,9 +99,18 @@ impl Copier {
     /// # Safety
     /// Both ends are valid for `bytes` bytes, and this copier came from [`Copier::all`].
     pub(super) unsafe fn stretch(self, from: *const u8, to: *mut u8, bytes: usize) {
+        // SAFETY: the caller vouches for the same.
+        unsafe { self.piece(from, to, bytes, bytes) }
+    }
+
+    /// Copies one piece of a copy of `all` bytes: the whole copy decides whether its pieces are written past the caches.
+    ///
+    /// # Safety
+    /// As [`Copier::stretch`].
+    pub(super) unsafe fn piece(self, from: *const u8, to: *mut u8, bytes: usize, all: usize) {
         let apart = to.addr().abs_diff(from.addr()) >= bytes;
         let streams = cfg!(not(tsan)) && self == Copier::Avx512 && to.addr().is_multiple_of(64);
-        let streamed = if streams && apart && bytes >= LONG { bytes / 64 * 64 } else { 0 };
+        let streamed = if streams && apart && all >= LONG { bytes / 64 * 64 } else { 0 };
         // SAFETY: the caller vouches for the bytes, and `all` has detected the vector units; the target of what is
         // streamed is aligned to lines.
         unsafe {

@@ -18,6 +18,8 @@ const ROW: usize = descriptor::row_words(PAGE_GROUPS_MAX);
 
 /// Copies pages that were checked.
 pub(super) fn copy(copier: Copier, planes: &[(Plane, Plane)], pages: &[(u32, u32)]) {
+    let page: u64 = planes.iter().map(|(source, _)| source.bytes).sum();
+    let all = page.saturating_mul(pages.len() as u64) as usize;
     for (source, target) in merged(planes) {
         let whole = source.stride == source.bytes && target.stride == target.bytes;
         for run in runs(pages) {
@@ -28,7 +30,7 @@ pub(super) fn copy(copier: Copier, planes: &[(Plane, Plane)], pages: &[(u32, u32
                 let to = target.memory.address() + u64::from(run.to + page) * target.stride;
                 // SAFETY: both ends are in the planes' memory, whose last page was checked when the copy was
                 // enqueued, and which lives as long as the device.
-                unsafe { copier.stretch(from as *const u8, to as *mut u8, bytes as usize) };
+                unsafe { copier.piece(from as *const u8, to as *mut u8, bytes as usize, all) };
             }
         }
     }
