@@ -6,6 +6,8 @@
 mod device;
 #[path = "dense/engine.rs"]
 mod engine;
+#[path = "dense/pages.rs"]
+mod pages;
 #[path = "dense/world.rs"]
 mod world;
 

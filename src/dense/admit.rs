@@ -39,8 +39,7 @@ impl Cache {
             held.push(Held::new(need)?);
         }
         let sequence = self.enter(index, (open.prompt, tokens), held);
-        self.take_whole(index)?;
-        Ok(sequence)
+        self.take_whole(index).map(|()| sequence).inspect_err(|_| self.records[index].state = State::Closing)
     }
 
     /// Opens a sequence that begins as a copy of `parent`. The parent's committed tokens are the child's prompt;
@@ -83,13 +82,14 @@ impl Cache {
         // The work that wrote the parent's rows comes before the copy.
         self.order_behind(parent, stream)?;
         self.device.wait(stream, self.left)?;
+        self.leave_pages(parent, floor)?;
         let child = self.enter(index, (prompt, tokens), held);
         (self.records[index].copied, self.records[index].names) = (copied, names);
-        self.share(parent, index, full, partial)?;
+        let shared = self.share(parent, index, full, partial);
         let record = &mut self.records[index];
         (record.rows.committed, record.rows.stored, record.rows.upper) = (prompt, prompt, prompt);
         (record.start, record.floor) = (Some(prompt), floor);
-        let copied = self.copy_fork(parent, index, stream);
+        let copied = shared.and_then(|()| self.copy_fork(parent, index, stream));
         if copied.is_err() {
             self.records[index].state = State::Closing;
             // If the device refuses this, `reap` frees the child later.
@@ -202,7 +202,8 @@ impl Cache {
         self.opened += 1;
         self.pools.iter_mut().zip(&held).for_each(|(pool, held)| pool.promise(held.need()));
         let record = Record::new(generation, self.opened, tokens, self.config.steps_in_flight);
-        self.records[index] = Record { held, ..record };
+        let leaves = self.records[index].leaves;
+        self.records[index] = Record { held, leaves, ..record };
         Sequence { index: index as u32, generation }
     }
 

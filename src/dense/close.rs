@@ -26,14 +26,12 @@ impl Cache {
     }
 
     /// Frees the resources of work that has ended meanwhile: those of closed sequences, pages that finished copies have
-    /// read, and step descriptors of begins that the device refused half-way. Returns how many closed sequences still
-    /// wait.
+    /// read. Returns how many closed sequences still wait.
     ///
     /// # Errors
     /// The device's errors.
     pub fn reap(&mut self, stream: Stream) -> Result<u32> {
         self.hear();
-        self.ring.reclaim(&*self.device, &self.stepped)?;
         for index in 0..self.records.len() {
             if self.records[index].state == State::Closing {
                 self.release_closed(index, stream)?;
@@ -66,10 +64,13 @@ impl Cache {
     pub(super) fn free(&mut self, index: usize) -> Result<()> {
         self.give_held_back(index)?;
         let generation = self.records[index].generation;
-        let record = std::mem::replace(&mut self.records[index], Record { generation, ..Record::default() });
+        let leaves = self.records[index].leaves;
+        let free = Record { generation, leaves, ..Record::default() };
+        let record = std::mem::replace(&mut self.records[index], free);
         self.leave_blocks(record.names.as_ref())?;
-        for (mut held, pool) in record.held.into_iter().zip(&mut self.pools) {
+        for (group, (mut held, pool)) in record.held.into_iter().zip(&mut self.pools).enumerate() {
             pool.forgo(held.need());
+            self.tables.clear(group, index, held.first(), held.end())?;
             held.release(pool)?;
         }
         Ok(())

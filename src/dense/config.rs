@@ -6,6 +6,7 @@
 use crate::dense::shape::Shape;
 use crate::device::descriptor::BATCH_MAX;
 use crate::error::{Error, Kind, Result};
+use crate::total::CAPACITY_MAX;
 use crate::total::memory::Memory;
 
 /// How the pages of a group lie in device memory.
@@ -251,6 +252,13 @@ impl Config {
             return Err(error
                 .with("wanted", groups as u64)
                 .hint("pass the pages of each group, or none for no tier"));
+        }
+        let all =
+            self.device_pages.iter().zip(&self.host_pages).map(|(device, host)| device.saturating_add(*host));
+        if let Some((group, pages)) = all.enumerate().find(|(_, pages)| *pages > CAPACITY_MAX) {
+            let error =
+                invalid("device_pages and host_pages").with("given", pages).with("most", CAPACITY_MAX);
+            return Err(error.with("group", group as u64).hint("pass fewer, or larger pages"));
         }
         let least = self.pages(self.max_tokens);
         match self.host_pages.iter().enumerate().find(|(_, pages)| **pages < least) {

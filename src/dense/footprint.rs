@@ -19,6 +19,8 @@ pub struct Footprint {
     /// GPU: its page tables for the registered host memory, 8 bytes for each page of 4 KiB, which the driver takes from
     /// the GPU's memory. A host device has none.
     pub host_page_tables: u64,
+    /// Host, pinned: the pages of the host's tier, of all groups.
+    pub host_pages: u64,
     /// Host, pinned: the page tables of all sequences, of each group, `[sequences][pages]` i32.
     pub host_tables: u64,
     /// Host, pinned: the ring of step descriptors and reports.
@@ -33,7 +35,7 @@ impl Footprint {
 
     /// All bytes of pinned host memory.
     pub const fn host(&self) -> u64 {
-        self.host_tables + self.step_descriptors
+        self.host_pages + self.host_tables + self.step_descriptors
     }
 }
 
@@ -64,12 +66,14 @@ impl Config {
         let tensors = product([sum([integers, 4 * batch, 4 * (batch + 1)])?, micro_batches])?;
         let host_tables = table_of(self.sequences)?;
         let step_descriptors = self.ring_bytes()?;
-        let host_page_tables = host_page_tables(sum([host_tables, step_descriptors])?);
+        let host_pages = self.bytes_of(&self.host_pages)?;
+        let host_page_tables = host_page_tables(sum([host_pages, host_tables, step_descriptors])?);
         let footprint = Footprint {
-            pages: self.page_bytes()?,
+            pages: self.bytes_of(&self.device_pages)?,
             tables,
             tensors,
             host_page_tables,
+            host_pages,
             host_tables,
             step_descriptors,
         };
@@ -77,9 +81,9 @@ impl Config {
         Ok(footprint)
     }
 
-    /// Bytes of the pages of all groups.
-    fn page_bytes(&self) -> Result<u64> {
-        let groups = self.device_pages.iter().enumerate();
+    /// Bytes of so many pages of each group.
+    fn bytes_of(&self, pages: &[u32]) -> Result<u64> {
+        let groups = pages.iter().enumerate();
         let planes =
             groups.flat_map(|(group, pages)| self.planes(group).into_iter().map(move |of| (of, *pages)));
         planes
@@ -133,6 +137,11 @@ mod tests {
             }
             (0..config.sequences).for_each(|_| all.host_tables += 4 * entries);
         }
+        for (group, pages) in config.shape.groups.iter().zip(&config.host_pages) {
+            let tokens = (0..*pages).map(|_| u64::from(config.shape.page_tokens));
+            let rows = tokens.map(|tokens| tokens * group.row_bytes());
+            all.host_pages += rows.flat_map(|rows| group.layers.iter().map(move |_| rows)).sum::<u64>();
+        }
         (0..config.sequences).for_each(|_| all.tables += 4 + 4);
         for _ in 0..config.micro_batches {
             for _ in &config.shape.groups {
@@ -149,7 +158,7 @@ mod tests {
                 all.step_descriptors += (4 * Report::words(0, config.batch) as u64).div_ceil(64) * 64;
             }
         }
-        let registered = all.host_tables + all.step_descriptors;
+        let registered = all.host_pages + all.host_tables + all.step_descriptors;
         all.host_page_tables = (0..registered).step_by(4096).map(|_| 8).sum();
         all
     }
@@ -161,6 +170,7 @@ mod tests {
         let mut config = Config { step_tokens: 37, query_rows: 3, batch: 5, ..Config::new(shape, 7, 200) };
         (config.micro_batches, config.steps_in_flight) = (2, 3);
         config.device_pages = config.pages_for(7, 200);
+        config.host_pages = vec![20, 31];
         config
     }
 
@@ -186,7 +196,7 @@ mod tests {
         let large = |change: fn(&mut Config)| {
             let mut config = config();
             config.shape = Shape { page_tokens: 256, ..Shape::llama_3_1_70b(2) };
-            config.device_pages = vec![1 << 20];
+            (config.device_pages, config.host_pages) = (vec![1 << 20], Vec::new());
             change(&mut config);
             config.footprint().map_err(|error| error.kind())
         };

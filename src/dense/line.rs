@@ -38,8 +38,17 @@ impl Line {
         number <= self.seen
     }
 
+    /// Records the event after copies that a refused call left without it: they are a batch too.
+    pub(super) fn settle(&mut self, device: &dyn Device) -> Result<()> {
+        if let Some(before) = self.unsettled {
+            self.end(before, device)?;
+        }
+        Ok(())
+    }
+
     /// Makes `stream` wait for batch `number`, if it may still run.
     pub(super) fn wait(&mut self, number: u64, stream: Stream, device: &dyn Device) -> Result<()> {
+        self.settle(device)?;
         match self.has_passed(number, device) {
             true => Ok(()),
             false => device.wait(stream, self.event),
@@ -48,10 +57,7 @@ impl Line {
 
     /// Begins a batch on `stream`, after all batches before it.
     pub(super) fn begin(&mut self, stream: Stream, device: &dyn Device) -> Result<()> {
-        if let Some(before) = self.unsettled {
-            device.record(self.event, before)?;
-            self.unsettled = None;
-        }
+        self.settle(device)?;
         device.wait(stream, self.event)?;
         self.unsettled = Some(stream);
         Ok(())

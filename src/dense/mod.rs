@@ -147,6 +147,10 @@ pub struct Cache {
     /// One event per micro-batch, recorded after its last step.
     stepped: Vec<Event>,
     fallbacks: Vec<Fallback>,
+    /// Sequences that may hold pages which no query reads any more, each once.
+    leaving: Vec<u32>,
+    /// Whether steps behind a failed one are in flight.
+    draining: bool,
     /// The number of sequences opened.
     opened: u64,
     /// The number of steps retired.
@@ -224,6 +228,8 @@ impl Cache {
             ready: events(config.sequences)?,
             stepped: events(config.micro_batches)?,
             fallbacks,
+            leaving: vector(config.sequences as usize, "cache", "sequences")?,
+            draining: false,
             opened: 0,
             steps: 0,
             attempt: 0,

@@ -5,8 +5,8 @@
 //! steps. Nothing waits for them but what needs their bytes.
 //!
 //! **Who wins.** The directory decides which page is evicted by the order of use alone. It does not ask whether a copy
-//! of that page has ended: then the decision would depend on the speed of a copy, and ranks that decide alike would
-//! differ. A page whose copy may still run is used again only behind that copy, on the device.
+//! of that page has ended: then the decision would depend on the speed of a copy. A page whose copy may still run is
+//! used again only behind that copy, on the device.
 //!
 //! **Order.** All copies down are one *line*, and all copies up are another. Each batch of a line waits for the event
 //! of the line, copies, and records the event again. So the event covers all batches before it. Each page knows the
@@ -33,6 +33,7 @@ use crate::error::Result;
 impl Moves {
     /// Enqueues the noted copies.
     pub(super) fn flush(&mut self, pools: &mut [Pool], stream: Stream, device: &dyn Device) -> Result<()> {
+        self.down.settle(device)?;
         if self.noted.iter().all(Vec::is_empty) {
             return Ok(());
         }
@@ -41,6 +42,8 @@ impl Moves {
             let last = noted.iter().map(|(page, host)| pool.ups(*page, *host)).max().unwrap_or(0);
             self.up.wait(last, stream, device)?;
             if !noted.is_empty() {
+                // In the order of their targets no device needs memory to see that none is copied to twice.
+                noted.sort_unstable_by_key(|(_, host)| *host);
                 let op = CopyPages { planes: pool.down(), pages: noted };
                 device.enqueue_pages(stream, PageOp::Copy(op))?;
                 self.bytes[0] += pool.page_bytes() * noted.len() as u64;
@@ -63,8 +66,8 @@ impl Moves {
         for (pairs, pool) in pairs.iter().zip(pools).filter(|(pairs, _)| !pairs.is_empty()) {
             let last = pairs.iter().map(|(host, page)| pool.downs(*page, *host)).max().unwrap_or(0);
             self.down.wait(last, stream, device)?;
-            device.enqueue_pages(stream, PageOp::Copy(CopyPages { planes: pool.up(), pages: pairs }))?;
             pairs.iter().for_each(|(host, page)| pool.note_up(*page, *host, number));
+            device.enqueue_pages(stream, PageOp::Copy(CopyPages { planes: pool.up(), pages: pairs }))?;
             self.bytes[1] += pool.page_bytes() * pairs.len() as u64;
         }
         self.up.end(stream, device)

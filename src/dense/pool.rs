@@ -100,8 +100,8 @@ pub(super) struct Pool {
     planes: Vec<(Plane, Plane)>,
     /// With a sliding window what its sequences were promised.
     promised: Option<Promised>,
-    /// Pages that copies read.
-    copied: u32,
+    /// Pages that the directory alone owns: evicting one frees it.
+    idle: u32,
     directory: Directory,
     /// For each device page whether the directory names it.
     named: Vec<bool>,
@@ -137,7 +137,7 @@ impl Pool {
             pages,
             planes: planes.into_iter().map(|plane| (plane, plane)).collect(),
             promised: slides.then(Promised::default),
-            copied: 0,
+            idle: 0,
             directory: Directory::new(count, host.pages.count())?,
             named: filled(count as usize, false, "cache", NAME)?,
             touched: filled(count as usize, Touched::default(), "cache", NAME)?,
@@ -180,7 +180,7 @@ impl Pool {
                 free as u32
             }
             // Evicting a page that a copy reads frees nothing.
-            None => self.pages.free().saturating_add(self.directory.unused().saturating_sub(self.copied)),
+            None => self.pages.free().saturating_add(self.idle),
         }
     }
 
@@ -240,6 +240,7 @@ impl Pool {
             self.save(&victim.block, victim.page, moves)?;
         }
         self.directory.evict_device();
+        self.idle -= u32::from(self.is_idle(victim.page.0));
         self.named[victim.page.index()] = false;
         self.pages.release(victim.page.0)?;
         Ok(true)
@@ -263,19 +264,13 @@ impl Pool {
         Ok(true)
     }
 
-    /// Gives host pages to published blocks that have none, the oldest first, and notes their copies, for at most
-    /// `bytes` bytes. Returns the bytes.
-    pub(super) fn save_published(&mut self, bytes: u64, moves: &mut Moves) -> Result<u64> {
-        let mut saved = 0;
-        loop {
-            let next = self.directory.unsaved().next();
-            let Some((block, page)) = next.filter(|_| saved + self.page_bytes() <= bytes) else { break };
-            if !self.save(&block, page, moves)? {
-                break;
-            }
-            saved += self.page_bytes();
-        }
-        Ok(saved)
+    /// Gives a host page to the oldest published block that has none, and notes its copy, if a page is at most `bytes`
+    /// bytes. Returns the bytes.
+    pub(super) fn save_oldest(&mut self, bytes: u64, moves: &mut Moves) -> Result<u64> {
+        let page_bytes = self.page_bytes();
+        let next = self.directory.unsaved().next().filter(|_| page_bytes <= bytes);
+        let Some((block, page)) = next else { return Ok(0) };
+        Ok(if self.save(&block, page, moves)? { page_bytes } else { 0 })
     }
 
     /// The last copy up that touched a device page or a host page.
@@ -305,7 +300,7 @@ impl Pool {
     /// Shares a block that is on the device: its page gets one more owner.
     pub(super) fn use_block(&mut self, block: &BlockHash) -> Result<Option<u32>> {
         let Some(page) = self.directory.share(block)? else { return Ok(None) };
-        self.pages.share(page.0)?;
+        self.share(page.0)?;
         Ok(Some(page.0))
     }
 
@@ -335,15 +330,16 @@ impl Pool {
     }
 
     /// Ends a sequence's use of a block whose rows it is about to change. If it is the only user and keeps the page,
-    /// the block's device page is forgotten; a copy on the host stays.
-    pub(super) fn unname(&mut self, block: &BlockHash, page: u32) -> Result<()> {
+    /// the block's device page is forgotten; a copy on the host stays. Returns the number of the last copy down that
+    /// touched the page: it may still read the rows.
+    pub(super) fn unname(&mut self, block: &BlockHash, page: u32) -> Result<u64> {
         let alone = self.uses_alone(block, page);
         self.directory.release(block)?;
         if alone && self.directory.forget_device(block).is_some() {
             self.named[page as usize] = false;
             self.pages.release(page)?;
         }
-        Ok(())
+        Ok(self.touched[page as usize].down)
     }
 
     /// Whether the directory names `page` by a block that one sequence alone uses.
@@ -373,8 +369,7 @@ impl Pool {
 
     /// Keeps a page for a copy that reads it.
     pub(super) fn keep(&mut self, page: u32) -> Result<()> {
-        self.pages.share(page)?;
-        self.copied += 1;
+        self.share(page)?;
         self.promise(Need::COPIED);
         Ok(())
     }
@@ -382,20 +377,29 @@ impl Pool {
     /// Gives back a page that a copy has read.
     pub(super) fn let_go(&mut self, page: u32) -> Result<()> {
         self.forgo(Need::COPIED);
-        self.copied = self.copied.saturating_sub(1);
-        self.pages.release(page)
+        self.release(page)
     }
 
     pub(super) fn owners(&self, page: u32) -> u32 {
         self.pages.owners(page)
     }
 
+    /// Whether the directory alone owns a page.
+    pub(super) fn is_idle(&self, page: u32) -> bool {
+        self.named.get(page as usize).is_some_and(|named| *named) && self.pages.owners(page) == 1
+    }
+
     pub(super) fn share(&mut self, page: u32) -> Result<()> {
-        self.pages.share(page)
+        let idle = self.is_idle(page);
+        self.pages.share(page)?;
+        self.idle -= u32::from(idle);
+        Ok(())
     }
 
     pub(super) fn release(&mut self, page: u32) -> Result<()> {
-        self.pages.release(page)
+        self.pages.release(page)?;
+        self.idle += u32::from(self.is_idle(page));
+        Ok(())
     }
 
     /// Checks the owners of every page against `owners`, which the sequences' pages were counted in, and what was
@@ -417,6 +421,10 @@ impl Pool {
         let counted = |(page, owners): (u32, &u32)| self.pages.owners(page) == *owners + named(page);
         let blocks = self.named.iter().filter(|named| **named).count() as u32;
         let host = self.host.pages.count() - self.host.pages.free();
+        let idle = (0..self.pages.count()).filter(|page| self.is_idle(*page)).count() as u32;
+        if idle != self.idle {
+            return wrong("the pages that the directory alone owns");
+        }
         if (blocks, host) != (self.directory.on_device(), self.directory.on_host()) {
             return wrong("the pages that the directory names");
         }

@@ -157,11 +157,10 @@ impl Cache {
         for (group, pool) in self.pools.iter().enumerate() {
             let (need, first) = (self.need(group, reach), self.first_needed(group, pages));
             // A page that is shared is not taken; nor can it be evicted for another one.
-            let located = blocks[first as usize..].iter().filter_map(|block| pool.find(block));
-            let on_device = located.filter(|found| found.device.is_some());
-            let (shared, unused) = on_device
-                .fold((0, 0), |(shared, unused), found| (shared + 1, unused + u32::from(found.users == 0)));
-            pool.check(&self.config, need, need.whole - shared + unused)?;
+            let on_device = blocks[first as usize..].iter().filter_map(|block| pool.find(block)?.device);
+            let (shared, idle) = on_device
+                .fold((0, 0), |(shared, idle), page| (shared + 1, idle + u32::from(pool.is_idle(page.0))));
+            pool.check(&self.config, need, need.whole - shared + idle)?;
             held.push(Held::new(need)?);
         }
         let mut named = Named::new(names.hasher, self.config.pages(reach))?;
@@ -178,7 +177,7 @@ impl Cache {
             (found.tokens, found.tokens, found.tokens);
         (record.start, record.floor) = (Some(found.tokens), found.tokens);
         let brought = self.share_blocks(index, pages, &mut pairs, stream);
-        self.unpin(index)?;
+        let brought = self.unpin(index).and(brought);
         let settled = brought.and_then(|touched| match touched {
             true => self.settle(index, stream),
             false => Ok(Ticket::done()),
@@ -363,7 +362,7 @@ impl Cache {
 
     /// Forgets the names of a sequence's pages from `first` on: their rows may change.
     pub(super) fn unname(&mut self, index: usize, first: u32) -> Result<()> {
-        let Record { names, held, .. } = &mut self.records[index];
+        let Record { names, held, after, .. } = &mut self.records[index];
         let Some(named) = names else { return Ok(()) };
         while named.pages() > first {
             let Some((name, groups)) = named.blocks.pop() else { break };
@@ -371,7 +370,8 @@ impl Cache {
             for (group, pool) in
                 self.pools.iter_mut().enumerate().filter(|(group, _)| groups & 1 << group != 0)
             {
-                pool.unname(&name, held[group].page(block).unwrap_or_default())?;
+                // A copy down may still read the rows that change now.
+                *after = pool.unname(&name, held[group].page(block).unwrap_or_default())?.max(*after);
             }
         }
         Ok(())
@@ -402,8 +402,15 @@ impl Cache {
     /// The device's errors: the copies that it refused are enqueued by the next call that names a stream.
     pub fn save(&mut self, stream: Stream, bytes: u64) -> Result<u64> {
         let mut saved = 0;
-        for pool in &mut self.pools {
-            saved += pool.save_published(bytes - saved, &mut self.moves)?;
+        loop {
+            // In turn: a prefix is found only where all groups have it.
+            let before = saved;
+            for pool in &mut self.pools {
+                saved += pool.save_oldest(bytes - saved, &mut self.moves)?;
+            }
+            if saved == before {
+                break;
+            }
         }
         self.flush(stream)?;
         Ok(saved)

@@ -51,7 +51,10 @@ pub(super) struct Record {
     pub(super) copied: Vec<Copied>,
     /// The block hashes of its published pages; none if its token ids are unknown.
     pub(super) names: Option<Named>,
-    /// The number of the last copy down that touched a page which it took: its work comes after that.
+    /// Whether it may hold pages that no query reads any more.
+    pub(super) leaves: bool,
+    /// The number of the last copy down that touched a page which it took, or whose rows change: its work comes after
+    /// that.
     pub(super) after: u64,
     pub(super) rows: RowCounts,
     pub(super) start: Option<u32>,
@@ -136,6 +139,8 @@ impl Record {
     /// says whether it succeeded. A step of more than `query_rows` rows is a chunk of a prompt, all of whose rows are
     /// accepted.
     pub(super) fn end_step(&mut self, row: RowInFlight, length: Option<u32>, sound: bool, query_rows: u32) {
+        // The rows of a step behind a failed one are as wrong as those of the failed one.
+        let length = length.filter(|_| !self.failed_before(&row));
         if let Some(length) = length {
             let last = self.rows.enqueued == row.enqueued_before + u64::from(row.query_rows);
             self.rows.end_step(&row, length);
@@ -144,9 +149,15 @@ impl Record {
             if last {
                 self.start = Some(length);
             }
+            if !sound {
+                (self.rows.committed, self.floor) = (length, self.floor.min(length));
+            }
         }
         let running = self.state == State::Running;
         self.steps.end_flight(&mut self.rows, row, length.filter(|_| sound), running);
+        if let Some(chunk) = length.filter(|_| sound && row.query_rows > query_rows) {
+            self.rows.stored = self.rows.stored.max(chunk.saturating_add(row.query_rows));
+        }
         if !sound {
             self.fail(row);
         }

@@ -30,14 +30,13 @@ impl Cache {
     /// device reads it in stream order, except for sequences without a previous step, or that were truncated since.
     ///
     /// # Errors
-    /// [`Kind::Busy`] if every step descriptor is in flight, the micro-batch's last step is not finished, or a
-    /// sequence has as many steps in flight as configured; [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence
-    /// whose step failed or that belongs to another micro-batch; [`Kind::InvalidConfig`] for a sequence that is named
-    /// twice, and for [`Accepted::OnDevice`] without a tensor; [`Kind::OutOfRange`] for too many rows, query rows or
-    /// accepted rows, a tensor of another size, and a sequence that would outgrow its admitted tokens;
-    /// [`Kind::DeviceFailed`] if the last copy of a sequence failed. An error begins no step. If the device refuses the
-    /// call half-way, the step descriptor stays in flight until the stream has passed the enqueued operations; the next
-    /// call of `prepare` or [`Cache::reap`] then frees it.
+    /// [`Kind::Busy`] if every step descriptor is in flight, the micro-batch's last step is not finished, a sequence
+    /// has as many steps in flight as configured, or steps behind a failed one are in flight; [`Kind::Closed`];
+    /// [`Kind::InvalidState`] for a sequence whose step failed or that belongs to another micro-batch;
+    /// [`Kind::InvalidConfig`] for a sequence that is named twice, and for [`Accepted::OnDevice`] without a tensor;
+    /// [`Kind::OutOfRange`] for too many rows, query rows or accepted rows, a tensor of another size, and a sequence
+    /// that would outgrow its admitted tokens; [`Kind::DeviceFailed`] if the last copy of a sequence failed. An error
+    /// begins no step.
     pub fn prepare(
         &mut self,
         micro_batch: MicroBatch,
@@ -45,7 +44,7 @@ impl Cache {
         accepted: Option<Slice>,
         stream: Stream,
     ) -> Result<Step> {
-        self.ring.reclaim(&*self.device, &self.stepped)?;
+        self.leave_windows()?;
         self.flush(stream)?;
         let query_rows = self.check_batch(micro_batch, rows)?;
         self.attempt += 1;
@@ -98,12 +97,10 @@ impl Cache {
             self.ring.release(&step);
             return Err(error);
         }
+        // A begin is one operation: a device that refuses it has not enqueued it.
         match self.enqueue_begin(&step, accepted, stream) {
             Err(error) => {
-                match error.kind() {
-                    Kind::OutOfRange => self.ring.release(&step),
-                    _ => self.ring.give_up(&step),
-                }
+                self.ring.release(&step);
                 Err(error)
             }
             Ok(()) => Ok(step),
@@ -126,6 +123,11 @@ impl Cache {
             return range("query rows of all batch rows", tokens, self.config.step_tokens);
         }
         self.ring.check_room(micro_batch)?;
+        if self.draining {
+            return Err(Error::new(Kind::Busy, "prepare")
+                .at("steps behind a failed one are in flight, and hold pages")
+                .hint("retire them first"));
+        }
         Ok(rows.iter().map(|row| row.query_rows).max().unwrap_or(0))
     }
 
@@ -142,7 +144,10 @@ impl Cache {
         record.rows.check_accepted(row.accepted, tensor.is_some())?;
         let most = self.config.reach(record.tokens)?;
         record.rows.check_reach(row.accepted, row.query_rows, most, record.tokens)?;
-        self.check_chunk(record, row.accepted)
+        self.check_chunk(record, row.accepted)?;
+        // A step that was refused may have given pages back already, for more accepted rows.
+        let start = record.next_start(row.accepted).unwrap_or(record.floor);
+        self.check_windows(row.sequence.index as usize, start, "prepare")
     }
 
     /// Checks that all rows of a prompt's chunk are accepted. Admission counts on it.
@@ -180,6 +185,20 @@ impl Cache {
         Ok(())
     }
 
+    /// Gives back the pages that no query reads any more, of the sequences whose steps were retired since the last
+    /// prepare. Between the two the engine may publish them.
+    fn leave_windows(&mut self) -> Result<()> {
+        while let Some(index) = self.leaving.pop() {
+            let record = &mut self.records[index as usize];
+            record.leaves = false;
+            let floor = record.floor;
+            if record.is_taken() {
+                self.leave_pages(index as usize, floor)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Gives back the pages that no query at or beyond `floor` reads.
     pub(super) fn leave_pages(&mut self, index: usize, floor: u32) -> Result<()> {
         for (group, pool) in self.pools.iter_mut().enumerate() {
@@ -202,6 +221,7 @@ impl Cache {
         let Record { held, epoch, .. } = &mut self.records[index];
         for (group, pool) in self.pools.iter_mut().enumerate() {
             if self.config.slides(group) && held[group].end() > end {
+                self.tables.clear(group, index, end, held[group].end())?;
                 held[group].cut(end, pool)?;
                 *epoch = epoch.wrapping_add(1);
             }
@@ -314,8 +334,8 @@ impl Cache {
     /// named. `stream` is as for [`Cache::close`].
     ///
     /// # Errors
-    /// [`Kind::Busy`] returns the step: it is in flight, was not finished, or an earlier step of one of its sequences is
-    /// not retired. Any other error ends the step, and all of
+    /// [`Kind::Busy`] returns the step: it is in flight, was not finished, or an earlier step of one of its sequences
+    /// is not retired. Any other error ends the step, and all of
     /// its tokens must be discarded: [`Kind::DeviceFailed`] if the device failed or the report contains an error,
     /// [`Kind::Cancelled`] if the step was abandoned. The engine then calls [`Cache::truncate`] or [`Cache::close`] for
     /// the step's sequences. A step that was enqueued after a failed one fails too: retire it, then truncate to at most
@@ -368,15 +388,24 @@ impl Cache {
         for row in 0..step.rows as usize {
             let Some((row, length)) = self.ring.row(step, row) else { continue };
             let index = row.sequence as usize;
-            self.records[index].end_step(row, length, sound, self.config.query_rows);
-            let released = match self.records[index].state {
+            let record = &mut self.records[index];
+            record.end_step(row, length, sound, self.config.query_rows);
+            if !std::mem::replace(&mut record.leaves, true) {
+                self.leaving.push(row.sequence);
+            }
+            let released = match record.state {
                 State::Closing => self.release_closed(index, stream),
-                State::Failed if self.records[index].steps.in_flight() == 0 => {
-                    self.cut_pages(index, self.records[index].rows.committed)
+                State::Failed if record.steps.in_flight() == 0 => {
+                    let committed = record.rows.committed;
+                    self.cut_pages(index, committed)
                 }
-                _ => self.leave_pages(index, self.records[index].floor),
+                _ => Ok(()),
             };
             first_error = first_error.and(released);
+        }
+        if !sound || self.draining {
+            let drains = |record: &Record| record.failed_at.is_some() && record.steps.in_flight() > 0;
+            self.draining = self.records.iter().any(drains);
         }
         first_error
     }

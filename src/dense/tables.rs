@@ -13,7 +13,7 @@
 
 use crate::dense::config::{Config, Width};
 use crate::dense::held::Held;
-use crate::dense::pool::Pool;
+use crate::dense::pool::{NULL_PAGE, Pool};
 use crate::dense::shape::GROUPS_MAX;
 use crate::device::pages::descriptor::Changed;
 use crate::device::{Device, PageTables, Slice};
@@ -122,6 +122,18 @@ impl HostTables {
         self.memory.copy_in_words(self.offset(group, lane, block), pages)
     }
 
+    /// Names the null page in the entries of a sequence's blocks from `first` to `end`.
+    ///
+    /// # Errors
+    /// As [`HostTables::write`].
+    pub(super) fn clear(&self, group: usize, lane: usize, first: u32, end: u32) -> Result<()> {
+        const NONE: [u32; 64] = [NULL_PAGE; 64];
+        (first..end).step_by(NONE.len()).try_for_each(|block| {
+            let count = NONE.len().min((end - block) as usize);
+            self.write(group, lane, block, &NONE[..count])
+        })
+    }
+
     /// Reads the pages of a sequence's first blocks.
     ///
     /// # Errors
@@ -174,7 +186,8 @@ impl Sent {
                     let from = if held.first() == first { end } else { first };
                     Changed { first: from, count: held.end().saturating_sub(from) }
                 }
-                false => Changed { first: 0, count: held.end() },
+                // Behind the sequence's own blocks its row on the host names the null page.
+                false => Changed { first: 0, count: held.end().max(end) },
             };
         }
         changes
@@ -191,7 +204,7 @@ impl Sent {
     /// Notes that the tensors of a batch row may have anything.
     pub(super) fn forget(&mut self, at: (usize, usize)) {
         if let Some(row) = self.rows.get_mut(at.0 * self.batch + at.1) {
-            *row = Row::default();
+            row.opened = 0;
         }
     }
 }

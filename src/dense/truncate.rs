@@ -5,7 +5,7 @@ use crate::dense::pool::Need;
 use crate::dense::record::{Copied, State};
 use crate::device::{Stream, Ticket};
 use crate::error::{Error, Kind, Result};
-use crate::fallible::vector;
+use crate::fallible::{reserve, vector};
 use crate::ids::Sequence;
 
 impl Cache {
@@ -36,27 +36,33 @@ impl Cache {
                 .with("committed", committed)
                 .with("landed", landed));
         }
-        self.check_windows(index, length)?;
+        self.check_windows(index, length, "truncate")?;
         self.check_shared(index, length)?;
+        let again = record.state == State::Truncating;
         self.order_behind(index, stream)?;
         self.device.wait(stream, self.left)?;
+        // From here on pages may lack rows, until the whole truncation is enqueued.
+        let record = &mut self.records[index];
+        (record.state, record.work.unsettled) = (State::Truncating, Some(stream));
+        (record.rows.committed, record.rows.stored) = (committed.min(length), record.rows.stored.min(length));
+        record.rows.landed = if length < committed { 0 } else { landed };
         self.flush(stream)?;
         self.unname(index, length / self.config.shape.page_tokens)?;
-        self.cut_pages(index, length)?;
+        // A copy that a refused call enqueued may still write to one of the pages.
+        if !again {
+            self.cut_pages(index, length)?;
+        }
         self.own_pages(index, length)?;
         self.flush(stream)?;
         let after = self.records[index].after;
         self.moves.down.wait(after, stream, &*self.device)?;
         let record = &mut self.records[index];
-        // Until the copies are enqueued, fresh pages lack the rows that remain.
-        record.state = State::Truncating;
-        record.rows.committed = committed.min(length);
-        record.rows.stored = record.rows.stored.min(length);
-        record.rows.landed = if length < committed { 0 } else { landed };
         let ticket = match record.copied.is_empty() {
-            true => Ticket::done(),
+            true => {
+                record.work.unsettled = None;
+                Ticket::done()
+            }
             false => {
-                record.work.unsettled = Some(stream);
                 self.copy_pages(&self.records[index].copied, stream)?;
                 self.settle(index, stream)?
             }
@@ -70,11 +76,11 @@ impl Cache {
     }
 
     /// Checks that every sliding window still has the pages that a query at `length` reads.
-    fn check_windows(&self, index: usize, length: u32) -> Result<()> {
+    pub(super) fn check_windows(&self, index: usize, length: u32, operation: &'static str) -> Result<()> {
         let held = self.records[index].held.iter().enumerate();
         let gone = held.map(|(group, held)| (group, held.first(), self.config.first_block(group, length)));
         match gone.clone().find(|(_, first, needed)| first > needed) {
-            Some((group, first, needed)) => Err(Error::new(Kind::OutOfRange, "truncate")
+            Some((group, first, needed)) => Err(Error::new(Kind::OutOfRange, operation)
                 .at("a sliding window whose pages were given back")
                 .with("length", length)
                 .with("group", group as u64)
@@ -119,8 +125,9 @@ impl Cache {
     /// this needs.
     fn own_pages(&mut self, index: usize, length: u32) -> Result<()> {
         let (page_tokens, mut fresh) = (self.config.shape.page_tokens, vector(1, "truncate", "a page")?);
-        let mut copies = vector(self.pools.len(), "truncate", "copies of pages")?;
-        for group in 0..self.pools.len() {
+        let groups = self.pools.len();
+        reserve(&mut self.records[index].copied, groups, "truncate", "copies of pages")?;
+        for group in 0..groups {
             let first = length / page_tokens;
             let mut from = length;
             loop {
@@ -136,13 +143,12 @@ impl Cache {
                 self.tables.write(group, index, block, &[to])?;
                 if block == first && !length.is_multiple_of(page_tokens) {
                     pool.keep(page)?;
-                    copies.push(Copied { group, from: page, to });
+                    record.copied.push(Copied { group, from: page, to });
                 }
                 pool.release(page)?;
                 from = (block + 1).saturating_mul(page_tokens);
             }
         }
-        self.records[index].copied.append(&mut copies);
         Ok(())
     }
 }

@@ -326,7 +326,8 @@ pub trait Device: Debug + Send + Sync {
     /// # Errors
     /// [`Kind::OutOfRange`] for handles, slices and numbers that do not fit each other; [`Kind::Overflow`] for slots
     /// beyond their type; [`Kind::InvalidState`] for memory to write that is mapped to be read only, and for copies on
-    /// a stream that is being captured. Nothing is enqueued then.
+    /// a stream that is being captured. Nothing is enqueued then. A begin that is refused with any other error was not
+    /// enqueued either; some pieces of a copy may have been.
     fn enqueue_pages(&self, stream: Stream, op: PageOp<'_>) -> Result<()>;
 
     /// Begins a capture: the device records the work that is enqueued on `stream`, and on streams that wait for it,

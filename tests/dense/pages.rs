@@ -1,0 +1,139 @@
+//! Pages of windows and of shared prefixes: cases that random worlds meet too rarely.
+
+use crate::device::TestDevice;
+use forebay::dense::{Cache, Config, Found, Group, Open, Save, Shape};
+use forebay::device::Stream;
+use forebay::device::host::HostOptions;
+use forebay::{Accepted, BatchRow, Kind, Memory, MicroBatch, Sequence, Step, Tokens};
+
+/// A cache of one group, with a window or without.
+fn cache(window: Option<u32>, change: impl FnOnce(&mut Config)) -> (Cache, Stream) {
+    let test = TestDevice::new(HostOptions::default());
+    let shape = Shape { page_tokens: 16, groups: vec![Group { layers: vec![0], runs: [16, 0], window }] };
+    let mut config = Config::new(shape, 2, 512);
+    config.memory = Memory { huge: false, populate: false, lock: false, node: None };
+    change(&mut config);
+    let stream = test.stream().unwrap();
+    (Cache::new(config, test.device()).unwrap(), stream)
+}
+
+fn prepare(cache: &mut Cache, stream: Stream, sequence: Sequence, accepted: u32, rows: u32) -> Step {
+    let row = BatchRow { sequence, accepted: Accepted::Rows(accepted), query_rows: rows };
+    let mut step = cache.prepare(MicroBatch(0), &[row], None, stream).unwrap();
+    cache.finish(&mut step, stream).unwrap();
+    step
+}
+
+fn step(cache: &mut Cache, stream: Stream, sequence: Sequence, accepted: u32, rows: u32) {
+    let step = prepare(cache, stream, sequence, accepted, rows);
+    cache.retire(step, stream).map(drop).map_err(|unretired| unretired.error).unwrap();
+}
+
+/// A chunk that is longer than the window: its pages can be published between its retirement and the next prepare.
+#[test]
+fn a_prompt_is_published_chunk_by_chunk_though_its_window_is_shorter() {
+    let (mut cache, stream) = cache(Some(32), |config| config.device_pages = vec![60]);
+    let ids: Vec<u32> = (0..256).collect();
+    let names = cache.names(b"", Tokens::new(&ids)).unwrap();
+    let open = Open { prompt: 256, promised: 16 };
+    let first = cache.open_shared(&open, &names, stream).unwrap().sequence;
+    for chunk in 0..4 {
+        step(&mut cache, stream, first, if chunk == 0 { 0 } else { 64 }, 64);
+        let published = cache.publish(first, 64 * chunk, Tokens::new(&ids[64 * chunk as usize..])).unwrap();
+        assert_eq!(published, 64 * (chunk + 1));
+        cache.validate().unwrap();
+    }
+    // Another prompt that begins with the same 128 tokens needs the window before its own first one.
+    for common in [256, 128] {
+        let mut other = ids.clone();
+        other[common..].fill(9999);
+        let names = cache.names(b"", Tokens::new(&other)).unwrap();
+        assert_eq!(cache.find(&names), Found { tokens: common as u32, host_tokens: 0 });
+    }
+    // The sequence itself holds no more than its window.
+    step(&mut cache, stream, first, 64, 1);
+    assert_eq!(cache.pages(first, 0).unwrap().iter().filter(|page| **page != 0).count(), 3);
+}
+
+/// A sequence that is closed while its chunks are in flight gives their pages back as they end.
+#[test]
+fn a_closed_sequence_keeps_no_chunk_from_others() {
+    let (mut cache, stream) = cache(Some(32), |config| {
+        config.step_tokens = 128;
+        config.device_pages = config.pages_for(2, 512);
+    });
+    let open = Open { prompt: 500, promised: 12 };
+    let sequences = [0, 1].map(|_| cache.open(&open).unwrap());
+    let mut steps = vec![prepare(&mut cache, stream, sequences[0], 0, 128)];
+    steps.push(prepare(&mut cache, stream, sequences[0], 128, 128));
+    cache.close(sequences[0], stream).unwrap();
+    for step_of in steps {
+        cache.retire(step_of, stream).map_err(|unretired| unretired.error).unwrap();
+        let accepted = cache.length(sequences[1]).unwrap().landed;
+        step(&mut cache, stream, sequences[1], accepted, 128);
+        cache.validate().unwrap();
+    }
+}
+
+/// A page that a fork holds without using its block is not free when its block is unused.
+#[test]
+fn a_page_that_a_fork_holds_is_not_counted_as_free() {
+    let (mut cache, stream) = cache(None, |config| config.device_pages = vec![12]);
+    let ids: Vec<u32> = (0..16).collect();
+    let nothing = cache.names(b"", Tokens::default()).unwrap();
+    let parent = cache.open_shared(&Open { prompt: 16, promised: 10 }, &nothing, stream).unwrap().sequence;
+    step(&mut cache, stream, parent, 0, 16);
+    let _ticket = cache.truncate(parent, 16, stream).unwrap();
+    // The fork comes before the names.
+    let (child, _ticket) = cache.fork(parent, 10, stream).unwrap();
+    assert_eq!(cache.publish(parent, 0, Tokens::new(&ids)).unwrap(), 16);
+    cache.close(parent, stream).unwrap();
+    let free = cache.stats().free_pages[0];
+    assert_eq!((free, cache.stats().tiers[0].unused), (9, 1));
+    let tokens = free * 16;
+    let error = cache.open(&Open { prompt: tokens, promised: 1 }).unwrap_err();
+    assert_eq!((error.kind(), error.number("free")), (Kind::Exhausted, Some(9)), "{error}");
+    let other = cache.open(&Open { prompt: tokens - 3, promised: 1 }).unwrap();
+    cache.validate().unwrap();
+    for sequence in [child, other] {
+        cache.close(sequence, stream).unwrap();
+    }
+    assert_eq!(cache.stats().free_pages[0], 11);
+}
+
+/// With write-back an unused page goes to the host when its device page is taken, and comes back.
+#[test]
+fn an_evicted_page_is_found_on_the_host() {
+    for save in [Save::Published, Save::Evicted] {
+        let (mut cache, stream) = cache(None, |config| {
+            (config.device_pages, config.host_pages, config.save) = (vec![34], vec![48], save);
+        });
+        let open = Open { prompt: 160, promised: 1 };
+        let prompts = [1, 2, 3, 4].map(|first| (first * 1000..first * 1000 + 160).collect::<Vec<u32>>());
+        for ids in &prompts {
+            let names = cache.names(b"", Tokens::new(ids)).unwrap();
+            let opened = cache.open_shared(&open, &names, stream).unwrap();
+            step(&mut cache, stream, opened.sequence, 0, 160);
+            cache.publish(opened.sequence, 0, Tokens::new(ids)).unwrap();
+            if save == Save::Published {
+                // A page at a time: the bytes of a call are bounded.
+                while cache.save(stream, 256).unwrap() > 0 {}
+            }
+            cache.close(opened.sequence, stream).unwrap();
+        }
+        // The device has room for three prompts, and the last pages of the oldest one had to go.
+        let found = prompts.each_ref().map(|ids| cache.find(&cache.names(b"", Tokens::new(ids)).unwrap()));
+        assert_eq!(found.map(|found| found.tokens), [160; 4], "{save:?}");
+        assert_eq!(
+            found.map(|found| found.host_tokens > 0),
+            [true, false, false, false],
+            "{save:?} {found:?}"
+        );
+        let names = cache.names(b"", Tokens::new(&prompts[0])).unwrap();
+        let opened = cache.open_shared(&open, &names, stream).unwrap();
+        assert_eq!(opened.found, found[0]);
+        let stats = cache.stats();
+        assert_eq!(stats.bytes_up, u64::from(found[0].host_tokens) * 16);
+        cache.validate().unwrap();
+    }
+}
