@@ -81,6 +81,8 @@ impl SequenceSteps {
     }
 
     /// Notes that a step of `micro_batch` has begun, in which the sequence is the batch row `row`.
+    // A prepare calls this for each batch row. Not inlined, it added about 0.9 us to a step of 160 rows (bench `host`).
+    #[inline]
     pub(crate) fn begin_flight(
         &mut self,
         rows: &mut RowCounts,
