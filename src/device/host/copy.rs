@@ -103,7 +103,8 @@ impl Copier {
         unsafe { self.piece(from, to, bytes, bytes) }
     }
 
-    /// Copies one piece of a copy of `all` bytes: the whole copy decides whether its pieces are written past the caches.
+    /// Copies one piece of a copy of `all` bytes: the whole copy decides whether its pieces are written past the
+    /// caches.
     ///
     /// # Safety
     /// As [`Copier::stretch`].
