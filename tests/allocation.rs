@@ -1,6 +1,6 @@
 //! Promise P6: after a cache has been warmed up, no thread of the process allocates or frees from prepare to retire,
 //! nor in a resize between two steps, on the host device and on the CUDA device, layer by layer and by graphs; nor in
-//! the steps of a ring of sharded weights. The memory that a driver takes does not come through Rust's allocator. This
+//! the steps of a ring of sharded weights, nor in the begins of a dense cache's steps. The memory that a driver takes does not come through Rust's allocator. This
 //! program has one test only, because the allocator counts every thread except the test harness's own, which waits
 //! meanwhile and may allocate at any time.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
@@ -13,8 +13,9 @@ use device::TestDevice;
 use forebay::device::clock::{ClockDevice, ClockOptions, Demand, Direction, Label};
 use forebay::device::descriptor::LayerCount;
 use forebay::device::host::{HostDevice, HostOptions};
-use forebay::device::{Device, Event, Slice, SplitIndices, Stream};
-use forebay::os::{Faults, NoFaults};
+use forebay::device::pages::descriptor::{Changed, Entry, FROM_DEVICE, encode, words};
+use forebay::device::{BeginPages, Device, Event, PageOp, PageTables, Slice, SplitIndices, Stream};
+use forebay::os::{Faults, Map, NoFaults, Request};
 use forebay::overlap::{Bucket, Chooser, Hysteresis, Prices, Table};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
 use forebay::weights::{
@@ -316,6 +317,7 @@ fn on_the_cuda_device() {
             decode.capture();
         }
         assert_eq!(decode.warm_steps(20), 0, "CUDA device, seed {seed:?}, a graph: {captured}");
+        assert_eq!(dense_begins(&decode.device), 0, "a dense cache, seed {seed:?}");
         assert_eq!(ring_steps(&decode.device, captured), 0, "a ring, seed {seed:?}, a graph: {captured}");
         let seen = counted_call(&**decode.device);
         assert!(seen == 2 || (device::is_given() && seen > 2), "the control: {seen}");
@@ -379,6 +381,48 @@ fn counted_call(device: &dyn Device) -> u64 {
     counted(run)
 }
 
+/// Allocations of 60 steps of a dense cache's begins, with a group of each kind.
+fn dense_begins(device: &Arc<TestDevice>) -> u64 {
+    let request =
+        Request { bytes: 1 << 16, huge: false, populate: false, lock: false, node: None, shared: false };
+    let map = Arc::new(Map::new(&request, &NoFaults).unwrap().0);
+    let (pinned, own) = (device.register(&map).unwrap(), device.allocate(1 << 16).unwrap());
+    let (host, memory) =
+        (|at, bytes| pinned.part(at, bytes).unwrap(), |at, bytes| own.part(at, bytes).unwrap());
+    let group = |at| PageTables {
+        lanes: host(at, 64),
+        table: memory(at, 64),
+        slots: memory(at + 64, 64),
+        page_tokens: 16,
+        pages: 3,
+    };
+    let groups = [group(4096), group(8192)];
+    let begin = BeginPages {
+        descriptor: host(0, 4 * words(2, 2) as u64),
+        lanes: memory(0, 16),
+        accepted: None,
+        lengths: memory(64, 8),
+        starts: memory(128, 12),
+        positions: memory(256, 64),
+        wide: true,
+        groups: &groups,
+        report: host(1024, 40),
+    };
+    let (stream, event) = (device.stream().unwrap(), device.event().unwrap());
+    let mut descriptor = vec![0; words(2, 2)];
+    let mut step = |number| {
+        let changed = [Changed { first: 0, count: 4 }; 4];
+        let row = |lane| Entry { lane, length: FROM_DEVICE, accepted: 0, query_rows: 2, changed };
+        encode(number, 2, [row(0), row(1)].into_iter(), &mut descriptor);
+        map.copy_in_words(0, &descriptor).unwrap();
+        device.enqueue_pages(stream, PageOp::Begin(begin)).unwrap();
+        device.record(event, stream).unwrap();
+        device.synchronize(event).unwrap();
+    };
+    (0..4).for_each(&mut step);
+    counted(|| (0..60).for_each(&mut step))
+}
+
 /// A chooser with room for two tables, at misses that need more.
 fn chooser() -> Chooser {
     let orders = [vec![0.0, 90_000.0], vec![5000.0, 50_000.0], vec![20_000.0, 30_000.0], Vec::new()];
@@ -415,6 +459,7 @@ fn p6_a_step_allocates_and_frees_nothing() {
     ] {
         assert_eq!(Loop::new(TestDevice::host(options), None).warm_steps(60), 0, "{options:?}");
         assert_eq!(ring_steps(&TestDevice::host(options), false), 0, "a ring, {options:?}");
+        assert_eq!(dense_begins(&TestDevice::host(options)), 0, "a dense cache, {options:?}");
     }
     let share = Share { by: ShareBy::Misses, every: 1, ..Share::default() };
     assert_eq!(

@@ -39,6 +39,40 @@ pub struct Access {
     pub flags: i32,
 }
 
+/// An end of a copy in two dimensions.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CopyEnd {
+    /// The first byte of a row.
+    pub x: usize,
+    /// The first row.
+    pub y: usize,
+    /// 1: the host's memory, at `host`; 2: the device's, or 4: any, at `address`; 3: an array.
+    pub kind: u32,
+    /// An address of the host.
+    pub host: u64,
+    /// An address of the device.
+    pub address: u64,
+    /// An array.
+    pub array: u64,
+    /// Bytes from row to row.
+    pub pitch: usize,
+}
+
+/// A copy in two dimensions.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Copy2d {
+    /// Where it reads.
+    pub from: CopyEnd,
+    /// Where it writes.
+    pub to: CopyEnd,
+    /// Bytes of a row.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
+}
+
 /// A host function of a stream.
 pub type HostFunction = unsafe extern "C" fn(*mut c_void);
 
@@ -149,6 +183,7 @@ calls! {
     mem_free_host = "cuMemFreeHost"(memory: u64);
     pointer_get_attribute = "cuPointerGetAttribute"(data: *mut c_void, attribute: i32, address: u64);
     memcpy_async = "cuMemcpyAsync"(to: u64, from: u64, bytes: usize, stream: u64);
+    memcpy_2d_async = "cuMemcpy2DAsync_v2"(copy: *const Copy2d, stream: u64);
     memcpy_htod = "cuMemcpyHtoD_v2"(to: u64, from: u64, bytes: usize);
     memcpy_dtoh = "cuMemcpyDtoH_v2"(to: u64, from: u64, bytes: usize);
     memcpy_batch_async = "cuMemcpyBatchAsync"(

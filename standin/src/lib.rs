@@ -24,7 +24,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use calls::function;
-pub use calls::{Access, Calls, HostFunction, Location, MemoryProperties};
+pub use calls::{Access, Calls, Copy2d, CopyEnd, HostFunction, Location, MemoryProperties};
 pub use driver::{Driver, Held};
 pub use given::{Given, Hold};
 pub use run::{Kernels, Launch, Memory};

@@ -8,6 +8,7 @@ use crate::residency::{QueryRange, TableShape};
 
 mod l2;
 mod oracle;
+mod pages;
 mod peers;
 
 /// Costs in round numbers: no launch gap, a link of 1 byte a nanosecond each way.

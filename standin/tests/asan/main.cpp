@@ -235,6 +235,16 @@ void registrations() {
     DO(cuMemsetD8Async(device, 9, PAGES, stream));
     DO(cuMemcpyAsync(host, device, PAGES, stream));
     CHECK(cuMemcpyAsync(host + 4, device, PAGES, stream) == CUDA_ERROR_INVALID_VALUE);
+    CUDA_MEMCPY2D rows{};
+    rows.srcMemoryType = rows.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+    rows.srcDevice = device;
+    rows.dstDevice = host + 92;
+    rows.srcPitch = PAGES / 8;
+    rows.dstPitch = rows.WidthInBytes = 900;
+    rows.Height = 9;
+    CHECK(cuMemcpy2DAsync_v2(&rows, stream) == CUDA_ERROR_INVALID_VALUE);
+    rows.Height = 8;
+    DO(cuMemcpy2DAsync_v2(&rows, stream));
     DO(add(host, device, PAGES / 4, stream));
     DO(cuMemHostUnregister(memory));
     free(memory);

@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 
 use crate::support::{DEVICE_MEMORY, GRANULE, Gpu, code, made, seeded, standin};
-use forebay_standin::{MemoryProperties, Options, Resources};
+use forebay_standin::{Copy2d, CopyEnd, MemoryProperties, Options, Resources};
 
 const PAGE: usize = 4096;
 
@@ -133,6 +133,53 @@ fn a_copy_lies_in_one_allocation_or_registration() {
     assert_eq!(code!(gpu, memset_d32_async(memory + 2, 0, 1, stream)), 1);
     assert_eq!(code!(gpu, memcpy_async(memory, 0, 4, stream)), 1);
     assert_eq!(code!(gpu, memcpy_async(memory, at, 4, 12345)), 400);
+}
+
+#[test]
+fn a_copy_in_two_dimensions_copies_its_rows_and_lies_in_one_allocation_or_registration() {
+    let Some(standin) = standin(Options::default()) else { return };
+    let gpu = Gpu::new(&standin);
+    let (stream, memory, pages) = (gpu.stream(), gpu.memory(PAGE), Pages::new(2));
+    let at = pages.address();
+    for page in 0..2 {
+        assert_eq!(code!(gpu, mem_host_register(at + page * PAGE as u64, PAGE, 3)), 0);
+    }
+    let bytes: Vec<u8> = (0..PAGE).map(|byte| (byte % 251) as u8).collect();
+    assert!(standin.write(at, &bytes) && standin.write(memory, &[0; PAGE]));
+    let end = |kind, address, pitch| CopyEnd { x: 0, y: 0, kind, host: address, address, array: 0, pitch };
+    let copy = |from, to, width, height| {
+        let copy = Copy2d { from, to, width, height };
+        code!(gpu, memcpy_2d_async(&raw const copy, stream))
+    };
+    let mut wanted = vec![0; PAGE];
+    let mut expect = |from: usize, pitch: usize, to: usize, to_pitch: usize, width: usize, height: usize| {
+        for row in 0..height {
+            let source = bytes[from + row * pitch..][..width].to_vec();
+            wanted[to + row * to_pitch..][..width].copy_from_slice(&source);
+        }
+        let mut found = vec![1; PAGE];
+        assert!(standin.read(memory, &mut found));
+        assert_eq!(found, wanted);
+    };
+    assert_eq!(copy(end(4, at, 300), end(4, memory, 40), 40, 13), 0);
+    expect(0, 300, 0, 40, 40, 13);
+    let from = CopyEnd { x: 7, y: 2, ..end(1, at, 100) };
+    assert_eq!(copy(from, CopyEnd { x: 1, y: 3, ..end(2, memory, 700) }, 93, 2), 0);
+    expect(207, 100, 2101, 700, 93, 2);
+    assert_eq!(
+        (copy(end(4, at, 9), end(4, memory, 9), 9, 0), copy(end(4, at, 9), end(4, memory, 9), 0, 9)),
+        (0, 0)
+    );
+    let apart = end(4, at + 4096 - 400, 300);
+    assert_eq!(copy(apart, end(4, memory, 300), 100, 2), 0);
+    expect(PAGE - 400, 300, 0, 300, 100, 2);
+    assert_eq!(copy(apart, end(4, memory, 300), 100, 3), 1, "two registrations");
+    assert_eq!(copy(end(4, at, 300), end(4, memory, 2000), 100, 3), 1, "beyond the allocation");
+    assert_eq!(copy(end(4, at, 99), end(4, memory, 100), 100, 2), 1, "rows that overlap");
+    assert_eq!(copy(end(4, at, 1 << 31), end(4, memory, 100), 100, 1), 1, "a longer row than a device takes");
+    assert_eq!(copy(end(3, at, 100), end(4, memory, 100), 100, 1), 1, "an array");
+    assert_eq!(code!(gpu, memcpy_2d_async(std::ptr::null(), stream)), 1);
+    expect(0, 0, 0, 0, 0, 0);
 }
 
 #[test]
