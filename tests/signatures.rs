@@ -16,10 +16,11 @@ use tools::root;
 
 const HEADER: &str = "cubin/nvidia/cuda_runtime/include/cuda.h";
 const TABLE: &str = "src/device/cuda/driver.rs";
+const STRUCTS: &str = "src/device/cuda/structs.rs";
 const STANDIN: &str = "standin/driver/cuda_driver.h";
 
 /// The name of a number of [`TABLE`] there and in the header.
-const NUMBERS: [(&str, &str); 44] = [
+const NUMBERS: [(&str, &str); 45] = [
     ("INVALID_VALUE", "CUDA_ERROR_INVALID_VALUE"),
     ("OUT_OF_MEMORY", "CUDA_ERROR_OUT_OF_MEMORY"),
     ("STUB_LIBRARY", "CUDA_ERROR_STUB_LIBRARY"),
@@ -40,6 +41,7 @@ const NUMBERS: [(&str, &str); 44] = [
     ("CAPTURE_RELAXED", "CU_STREAM_CAPTURE_MODE_RELAXED"),
     ("GRAPH_NODE_PRIORITIES", "CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY"),
     ("MEMORY_PINNED", "CU_MEM_ALLOCATION_TYPE_PINNED"),
+    ("MEMORY_UNIFIED", "CU_MEMORYTYPE_UNIFIED"),
     ("LOCATION_DEVICE", "CU_MEM_LOCATION_TYPE_DEVICE"),
     ("LOCATION_HOST_NUMA", "CU_MEM_LOCATION_TYPE_HOST_NUMA"),
     ("HANDLE_DESCRIPTOR", "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"),
@@ -102,6 +104,11 @@ template <class... Ours, class... Theirs> struct Same<i32(Ours...), CUresult(The
 
 fn read(file: &str) -> String {
     std::fs::read_to_string(root().join(file)).unwrap()
+}
+
+/// The structures that the driver's functions take, and the functions.
+fn read_table() -> String {
+    read(STRUCTS) + &read(TABLE)
 }
 
 /// A type of the table in C++.
@@ -227,7 +234,7 @@ fn faults(name: &str, program: &str, cuda_h: &Path) -> Option<String> {
 #[test]
 fn the_library_calls_the_driver_as_its_header_says() {
     let Some(cuda_h) = tools::installed(HEADER) else { return };
-    let table = read(TABLE);
+    let table = read_table();
     assert!(functions(&table).len() >= 40, "functions are found");
     assert_eq!(faults("table", &of_table(&table), &cuda_h), None);
     // Controls: a size, a missing argument, a pointer for a number, a written argument that is only read, a number.
@@ -246,6 +253,7 @@ fn the_library_calls_the_driver_as_its_header_says() {
             "property: &Access, option",
             "cuMemGetAllocationGranularity",
         ),
+        ("copy", "copy: &Copy2d", "copy: &CopyEnd", "cuMemcpy2DAsync_v2"),
         ("written", "access: &Access", "access: &mut Access", "cuMemSetAccess"),
         ("fraction", "milliseconds: &mut f32", "milliseconds: &mut u32", "cuEventElapsedTime"),
         (
@@ -284,7 +292,7 @@ fn the_stand_in_declares_the_driver_as_its_header_does() {
 
 #[test]
 fn the_library_uses_only_functions_that_the_stand_in_has() {
-    let (table, header) = (read(TABLE), read(STANDIN));
+    let (table, header) = (read_table(), read(STANDIN));
     let provided = symbols(&header);
     let missing: Vec<_> =
         functions(&table).into_iter().filter(|(name, _)| !provided.contains(&**name)).collect();

@@ -99,8 +99,6 @@ pub(super) mod flag {
     pub const ACCESS_READ: u32 = 1;
     pub const ACCESS_READ_WRITE: u32 = 3;
     pub const LAUNCH_PROGRAMMATIC: u32 = 6;
-    /// From this distance of two rows on a device may not copy in two dimensions.
-    pub const COPY_PITCH_MAX: u64 = 1 << 31;
     /// The most threads per block that a function can be launched with.
     pub const FUNCTION_THREADS: i32 = 0;
     /// A function's static shared memory in bytes.

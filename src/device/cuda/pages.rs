@@ -10,7 +10,7 @@
 //! or into the arguments of a driver's copy. The lists are the caller's again when the call returns.
 
 use super::abi::{self, PAGE_LIST, PAGE_PLANES};
-use super::driver::{Copy2d, DriverResult, Handle, flag};
+use super::driver::{Copy2d, DriverResult, Handle};
 use super::pools::{Enqueueing, Launches};
 use super::registration::{Stretch, left, pieces};
 use crate::device::pages::{Run, StepPages, StepTables, merged, runs};
@@ -18,6 +18,9 @@ use crate::device::{CopyPages, Plane, Slice};
 
 /// Blocks of a launch that copies inside the device's memory.
 const DEVICE_BLOCKS: u32 = 32;
+
+/// From this distance of two rows on not every device copies in two dimensions (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).
+const PITCH_MAX: u64 = 1 << 31;
 
 /// The most words of a launch: the kernel counts them in 32 bits.
 const MOST_WORDS: u64 = 1 << 31;
@@ -190,7 +193,7 @@ impl Copies<'_> {
         let extent = |stride: u64| stride * u64::from(run.count - 1) + ways.bytes;
         let fits =
             |at: Handle, stride: u64| left(self.stretches, at).is_none_or(|left| extent(stride) <= left);
-        let narrow = strides.iter().all(|stride| *stride < flag::COPY_PITCH_MAX);
+        let narrow = strides.iter().all(|stride| *stride < PITCH_MAX);
         if ways.whole || run.count == 1 || !narrow || !fits(from, source.stride) || !fits(to, target.stride) {
             return self.by_parts(source, target, ways, run);
         }

@@ -1,7 +1,7 @@
 //! The structs that the driver's calls take by reference, in C layout.
 
 /// The kind of an address whose memory the driver finds by itself (`CU_MEMORYTYPE_UNIFIED`).
-const UNIFIED: u32 = 4;
+pub const MEMORY_UNIFIED: u32 = 4;
 
 /// A memory location.
 #[derive(Clone, Copy, Debug)]
@@ -53,30 +53,30 @@ pub(super) struct LaunchConfig {
 /// An end of a copy in two dimensions.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-struct CopyEnd {
-    place: [u64; 2],
-    kind: u32,
-    host: u64,
-    address: u64,
-    array: u64,
-    pitch: u64,
+pub(super) struct CopyEnd {
+    pub place: [u64; 2],
+    pub kind: u32,
+    pub host: u64,
+    pub address: u64,
+    pub array: u64,
+    pub pitch: u64,
 }
 
 /// A copy in two dimensions: the driver's `CUDA_MEMCPY2D`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Copy2d {
-    from: CopyEnd,
-    to: CopyEnd,
-    width: u64,
-    height: u64,
+    pub from: CopyEnd,
+    pub to: CopyEnd,
+    pub width: u64,
+    pub height: u64,
 }
 
 impl Copy2d {
     /// `rows` rows of `bytes` bytes, from the first address to the second, each at its distance of rows.
     pub const fn new(addresses: [u64; 2], strides: [u64; 2], bytes: u64, rows: u64) -> Copy2d {
         const fn end(address: u64, pitch: u64) -> CopyEnd {
-            CopyEnd { place: [0; 2], kind: UNIFIED, host: 0, address, array: 0, pitch }
+            CopyEnd { place: [0; 2], kind: MEMORY_UNIFIED, host: 0, address, array: 0, pitch }
         }
         let (from, to) = (end(addresses[0], strides[0]), end(addresses[1], strides[1]));
         Copy2d { from, to, width: bytes, height: rows }
