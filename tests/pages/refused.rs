@@ -255,6 +255,8 @@ fn copies_of_pages_that_their_planes_do_not_have_are_refused() {
     check(a, b, &[(0, 1), (1, u32::MAX)], range(to_there, &[("page", u32::MAX as u64)]));
     check(plane(from, 36, 40), b, &[(0, 0)], range(from_there, &[("value", 40), ("stride", 36)]));
     check(a, plane(to, 36, 40), &[], range(to_there, &[("value", 40), ("stride", 36)]));
+    let huge = u64::MAX - 3;
+    check(plane(from, huge, huge), plane(to, huge, huge), &[], range(from_there, &[("memory", 200)]));
     check(plane(from, u64::MAX - 3, 40), b, &[(1, 1)], range(from_there, &[("page", 1)]));
     check(plane(from, 204, 204), plane(to, 204, 204), &[(0, 0)], range(from_there, &[("value", 204)]));
     check(

@@ -18,7 +18,7 @@ const ROW: usize = descriptor::row_words(PAGE_GROUPS_MAX);
 
 /// Copies pages that were checked.
 pub(super) fn copy(copier: Copier, planes: &[(Plane, Plane)], pages: &[(u32, u32)]) {
-    let page: u64 = planes.iter().map(|(source, _)| source.bytes).sum();
+    let page = planes.iter().fold(0_u64, |sum, (source, _)| sum.saturating_add(source.bytes));
     let all = page.saturating_mul(pages.len() as u64) as usize;
     for (source, target) in merged(planes) {
         let whole = source.stride == source.bytes && target.stride == target.bytes;

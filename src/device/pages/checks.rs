@@ -268,7 +268,11 @@ impl Asker {
         if !(stride.is_multiple_of(4) && bytes.is_multiple_of(4)) {
             return Err(self.bad(place, bytes).with("stride", stride).with("multiple of", 4_u32));
         }
-        let Some(last) = last.filter(|_| bytes > 0) else { return Ok(()) };
+        if bytes == 0 {
+            return Ok(());
+        }
+        // Without pages to copy there is room for one all the same, so that no sum of bytes overflows.
+        let last = last.unwrap_or(0);
         // The stride is not 0 here.
         let most = memory.bytes().checked_sub(bytes).map(|rest| rest / stride);
         match most.is_some_and(|most| u64::from(last) <= most) {
