@@ -30,6 +30,13 @@ typedef union {
     fb_weights_footprint weights_footprint;
     fb_layer_weights layer_weights;
     fb_links_event links_event;
+    fb_dense_config dense_config;
+    fb_dense_footprint dense_footprint;
+    fb_dense_stats dense_stats;
+    fb_dense_view dense_view;
+    fb_dense_tensors dense_tensors;
+    fb_dense_length dense_length;
+    fb_dense_found dense_found;
 } answers;
 
 /* One handle of each kind, and the arguments of calls. */
@@ -47,6 +54,10 @@ typedef struct {
     /* Other weights, because an update and a change of replicas exclude each other. */
     fb_weights *replicated;
     fb_replication *replication;
+    fb_dense *dense;
+    fb_dense_names *names;
+    uint64_t dense_sequence;
+    fb_step dense_step;
     uint64_t sequence;
     fb_step step;
     uint32_t ids[PAGE];
@@ -60,7 +71,7 @@ typedef struct {
 static const char CALLS_TRACE[] = "calls.topk", CALLS_REQUESTS[] = "calls.jsonl", CALLS_NEW[] = "calls.new";
 
 typedef enum { NO_HANDLE, DEVICE, CACHE, TICKET, CHOOSER, TRACE, REQUESTS, SELECTIONS,
-               WEIGHTS, LINKS, UPDATE, REPLICATION, CAPTURED, KINDS } kind;
+               WEIGHTS, LINKS, UPDATE, REPLICATION, DENSE, NAMES, CAPTURED, KINDS } kind;
 
 typedef struct {
     const char *name;
@@ -490,6 +501,8 @@ TRY(weights_replicas) {
 TRY(weights_drop_replicas) { return UNUSED, fb_weights_drop_replicas(handle); }
 TRY(weights_reroute) { return UNUSED, fb_weights_reroute(handle); }
 
+#include "calls_dense.h"
+
 #define CALL(name, on, pointers) \
     { "fb_" #name, on, pointers, try_##name }
 
@@ -541,13 +554,23 @@ static const call CALLS[] = {
     CALL(replication_share, REPLICATION, 1), CALL(replication_abort, REPLICATION, 0),
     CALL(replication_destroy, REPLICATION, 0), CALL(weights_commit_replicas, WEIGHTS, 3),
     CALL(weights_replicas, WEIGHTS, 2), CALL(weights_drop_replicas, WEIGHTS, 0), CALL(weights_reroute, WEIGHTS, 0),
+    CALL(dense_preset, NO_HANDLE, 3), CALL(dense_pages_for, NO_HANDLE, 3), CALL(dense_footprint, NO_HANDLE, 3),
+    CALL(dense_create, DEVICE, 3), CALL(dense_stats, DENSE, 1), CALL(dense_planes, DENSE, 2),
+    CALL(dense_view, DENSE, 1), CALL(dense_tensors, DENSE, 1), CALL(dense_reap, DENSE, 0),
+    CALL(dense_validate, DENSE, 0), CALL(dense_fallback, DENSE, 0), CALL(dense_destroy, DENSE, 0),
+    CALL(dense_open, DENSE, 1), CALL(dense_extend, DENSE, 0), CALL(dense_fork, DENSE, 1),
+    CALL(dense_truncate, DENSE, 0), CALL(dense_length, DENSE, 1), CALL(dense_pages, DENSE, 2),
+    CALL(dense_close, DENSE, 0), CALL(dense_names_create, DENSE, 4), CALL(dense_names_destroy, NAMES, 0),
+    CALL(dense_find, DENSE, 2), CALL(dense_open_shared, DENSE, 3), CALL(dense_publish, DENSE, 2),
+    CALL(dense_save, DENSE, 1), CALL(dense_prepare, DENSE, 2), CALL(dense_finish, DENSE, 0),
+    CALL(dense_abandon, DENSE, 0), CALL(dense_retire, DENSE, 2),
     CALL(error_text, KINDS, 0),
 };
 enum { CALL_COUNT = sizeof CALLS / sizeof CALLS[0] };
 
 static inline void *handle_of(const world *w, kind of) {
     void *handles[KINDS] = {NULL, w->device, w->cache, w->ticket, w->chooser, w->trace, w->requests, w->selections,
-                            w->weights, w->links, w->update, w->replication, NULL};
+                            w->weights, w->links, w->update, w->replication, w->dense, w->names, NULL};
     return of < KINDS ? handles[of] : NULL;
 }
 
@@ -635,6 +658,7 @@ static inline void make_world(world *w) {
     IS(FB_OK, fb_chooser_create(&chooser, NULL, 0, &w->chooser));
     make_files(w);
     make_weights(w);
+    make_dense(w);
     w->step = begin_step(w->cache, &of, 1, 1, NULL);
 }
 
@@ -656,6 +680,7 @@ static inline void end_world(world *w) {
     OK(w->replicated, fb_weights_destroy(w->replicated));
     OK(w->links, fb_links_destroy(w->links));
     OK(w->weights, fb_weights_destroy(w->weights));
+    end_dense(w);
     end_all(w->device, w->cache);
     (void)remove(CALLS_TRACE);
     (void)remove(CALLS_REQUESTS);

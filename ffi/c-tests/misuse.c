@@ -70,20 +70,28 @@ static void foreign(world *w) {
     uint64_t sequence = w->sequence;
     fb_step step = w->step;
     make_world(&other);
+    uint64_t dense_sequence = w->dense_sequence;
+    fb_step dense_step = w->dense_step;
     CHECK(other.sequence != sequence && other.step != step);
+    CHECK(other.dense_sequence != dense_sequence && other.dense_step != dense_step);
     w->sequence = other.sequence;
     w->step = other.step;
+    w->dense_sequence = other.dense_sequence;
+    w->dense_step = other.dense_step;
     const char *sequences[] = {"fb_append", "fb_join", "fb_join_more", "fb_fork", "fb_truncate", "fb_length",
                                "fb_pages", "fb_digest", "fb_read_row", "fb_landing_slot", "fb_publish",
                                "fb_layer", "fb_layers", "fb_resolve", "fb_gather", "fb_scatter",
                                "fb_overlap", "fb_close", "fb_finish", "fb_abandon", "fb_append_in_place",
                                "fb_scatter_range", "fb_overlap_steps", "fb_resize", "fb_budgets",
-                               "fb_extend", "fb_park", "fb_resume"};
+                               "fb_extend", "fb_park", "fb_resume",
+                               "fb_dense_extend", "fb_dense_fork", "fb_dense_truncate", "fb_dense_length",
+                               "fb_dense_pages", "fb_dense_close", "fb_dense_publish", "fb_dense_prepare",
+                               "fb_dense_finish", "fb_dense_abandon"};
     uint32_t made = 0;
     for (uint32_t index = 0; index < CALL_COUNT; index++) {
         for (size_t at = 0; at < sizeof sequences / sizeof sequences[0]; at++) {
             if (strcmp(CALLS[index].name, sequences[at]) == 0) {
-                refused(w, &CALLS[index], w->cache, 0, FB_CLOSED);
+                refused(w, &CALLS[index], handle_of(w, CALLS[index].on), 0, FB_CLOSED);
                 made++;
             }
         }
@@ -91,6 +99,8 @@ static void foreign(world *w) {
     CHECK(made == sizeof sequences / sizeof sequences[0]);
     w->sequence = sequence;
     w->step = step;
+    w->dense_sequence = dense_sequence;
+    w->dense_step = dense_step;
     end_world(&other);
 }
 

@@ -1,5 +1,6 @@
 /* forebay: the KV and latent cache of large-language-model serving. It keeps all rows in host memory, and on the
- * device a cache of these rows, managed by exact LRU, step by step.
+ * device a cache of these rows, managed by exact LRU, step by step. For models whose attention reads every row it keeps
+ * pages on the device, and in host memory those that the device has no room for (the calls fb_dense_).
  *
  * Generated from ffi/src; do not edit. docs/versions.md says what its version promises.
  *
@@ -50,6 +51,13 @@
  *             bucket          A number of batch rows for which steps are captured as a graph.
  *             published page  A full page that other sequences can find by the hash of its tokens and of everything
  *                             before it, its block hash (vLLM: a cached full block).
+ *             dense cache     The cache of a model whose attention reads every row, or every row of a window. Its pages
+ *                             are on the device, and have the rows of all layers of one layer group.
+ *             layer group     Layers of a dense cache with the same rows and the same kind of attention. They share
+ *                             page tables. Page 0 of a layer group is the null page: zeros, of no sequence.
+ *             plane           Device memory of a layer group with one piece of every page.
+ *             host's tier     Pages of a dense cache in host memory: published pages that the device may have no room
+ *                             for.
  *             group           Ranks of one host that need the same weights. Each keeps a part of every sharded layer.
  *             shard, part     What one rank keeps of a sharded layer: some granules of its window.
  *             window          A range of addresses that shows one whole layer while the layer is in use: the rank's
@@ -67,17 +75,17 @@
  *             A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is FB_INTERNAL; the object
  *             is unusable after it. Its destroy call then leaks it, on purpose, because its state may be inconsistent.
  * Results     A call writes its out-parameters only if it returns FB_OK. A failed call that takes a buffer for the
- *             reason (`text` or `reason`) writes only to that buffer. There are two exceptions: fb_retire's step is set
- *             to 0 whenever the step has ended, and the outcome of fb_weights_commit and fb_weights_commit_replicas is
- *             always written. Out-parameters must not overlap each other or the call's inputs. An array of length 0
- *             may always be NULL.
+ *             reason (`text` or `reason`) writes only to that buffer. There are two exceptions: the step of fb_retire
+ *             and fb_dense_retire is set to 0 whenever the step has ended, and the outcome of fb_weights_commit and
+ *             fb_weights_commit_replicas is always written. Out-parameters must not overlap each other or the call's
+ *             inputs. An array of length 0 may always be NULL.
  * Handles     Every handle that a call makes has a destroy call. The streams of fb_stream_create and the memory of
  *             fb_device_allocate have none: they live as long as the device. A handle is a token that the library
  *             looks up and never follows. NULL and a handle of another kind are FB_INVALID_CONFIG; a handle that was
  *             destroyed, or never created, is FB_CLOSED; the library then touches nothing. At most 65,536 handles
  *             exist at a time. A sequence is a uint64_t and a step an fb_step, both plain numbers; 0 names no sequence
- *             and no step. fb_close ends a sequence, fb_retire a step. A sequence or step number is FB_CLOSED if it
- *             was closed or retired, was never issued, or belongs to another cache.
+ *             and no step. fb_close or fb_dense_close ends a sequence, fb_retire or fb_dense_retire a step. A sequence
+ *             or step number is FB_CLOSED if it was closed or retired, was never issued, or belongs to another cache.
  * Text        A call that copies a string to `text` writes at most `text_bytes` bytes, the ending zero included, and
  *             cuts a longer string. `text` may be NULL. The same is true of `reason` and `reason_bytes`.
  *             An error text says what failed, where, with which numbers, and what to do; 512 bytes hold any of them. A
@@ -105,12 +113,12 @@
  *             legacy stream), or a stream that fb_stream_create made. On a host device it is a stream that
  *             fb_stream_create made, or NULL, the stream that the device has from the start. Any other is
  *             FB_OUT_OF_RANGE.
- *             Calls enqueue and return. fb_device_allocate and fb_cache_create wait until their memory is zeroed. Apart
- *             from them only fb_capture, fb_stream_wait, fb_stream_return and fb_device_destroy wait for the device,
- *             and, for comparisons and tests, fb_digest and fb_cache_validate. Of shared weights, those calls wait
- *             whose comments say that they block; no call of a step does. On FB_DEVICE_HOST_THREADS a stream holds
- *             4096 operations: a caller that enqueues more waits until one has run. Streams run concurrently unless
- *             fb_stream_order orders them.
+ *             Calls enqueue and return. fb_device_allocate, fb_cache_create and fb_dense_create wait until their memory
+ *             is zeroed. Apart from them only fb_capture, fb_stream_wait, fb_stream_return and fb_device_destroy wait
+ *             for the device, and, for comparisons and tests, fb_digest and fb_cache_validate. Of shared weights, those
+ *             calls wait whose comments say that they block; no call of a step does. On FB_DEVICE_HOST_THREADS a stream
+ *             holds 4096 operations: a caller that enqueues more waits until one has run. Streams run concurrently
+ *             unless fb_stream_order orders them.
  * Memory      Buffers remain the caller's. The memory that a cache takes belongs to its device until
  *             fb_device_destroy. So does that of shared weights, and their addresses stay valid until then. The
  *             library reads no environment variable, installs no signal handler, and writes no log; only a panic
@@ -185,6 +193,36 @@
 // The layers before hide the gather. Only for a layer that another one selects for, behind fb_overlap of that one or
 // in calls for all layers at once. Attention is not split.
 #define FB_OVERLAP_AHEAD 3
+
+// In fb_dense_plane: the plane has all layers of the group, or both runs, or the only one.
+#define FB_DENSE_ALL UINT32_MAX
+
+// The most groups of a dense model.
+#define FB_DENSE_GROUPS_MAX 4
+
+// Each layer has its own device memory: `[pages][a page's rows of the layer]`.
+#define FB_DENSE_LAYER_FIRST 0
+
+// A page has the rows of all layers of its group side by side: `[pages][layers][a page's rows of a layer]`.
+#define FB_DENSE_PAGE_FIRST 1
+
+// K and V each have their own device memory.
+#define FB_DENSE_RUNS_APART 0
+
+// K and V of a layer are in one device memory: in a page first K of all its tokens, then V of all its tokens.
+#define FB_DENSE_RUNS_TOGETHER 1
+
+// Slots and positions in a step's tensors are int64_t.
+#define FB_DENSE_I64 0
+
+// Slots and positions in a step's tensors are int32_t.
+#define FB_DENSE_I32 1
+
+// A published page is copied to the host's tier by fb_dense_save (write-through).
+#define FB_DENSE_SAVE_PUBLISHED 0
+
+// A published page is copied to the host's tier when its device page goes to others (write-back).
+#define FB_DENSE_SAVE_EVICTED 1
 
 // In fb_step_range and fb_overlap: all query rows of the step. Draft pass j, counted from 0, is given as j + 1.
 #define FB_ALL_QUERY_ROWS 0
@@ -393,6 +431,12 @@ typedef struct fb_captured fb_captured;
 
 // A chooser of tables of orders.
 typedef struct fb_chooser fb_chooser;
+
+// A cache of one dense model on one device.
+typedef struct fb_dense fb_dense;
+
+// The block hashes of a prompt's full pages, in one dense cache. Other caches find nothing by them.
+typedef struct fb_dense_names fb_dense_names;
 
 // A device: its memory, its streams, and the work on them.
 typedef struct fb_device fb_device;
@@ -963,6 +1007,215 @@ typedef struct fb_choice {
     uint32_t changed;
 } fb_choice;
 
+// Layers of a dense model with the same rows and the same kind of attention. They share page tables. This struct never
+// grows.
+typedef struct fb_dense_group {
+    // The model's layer numbers, ascending. Each layer, from 0 on, is in exactly one group.
+    const uint32_t *layers;
+    // The number of layers.
+    uint32_t layer_count;
+    // Tokens that a query reads, itself included, in layers with a sliding window; 0: all tokens before it.
+    uint32_t window;
+    // Bytes of a token's K and of its V in one layer: multiples of 16, at most 1 MiB each. An MLA latent is one run:
+    // its bytes and 0. On a rank of tensor parallelism these are the bytes of the rank's own heads.
+    uint32_t row_bytes[2];
+} fb_dense_group;
+
+// The configuration of a dense cache. An optional field that is 0 gets the default that its comment names.
+typedef struct fb_dense_config {
+    // sizeof(fb_dense_config).
+    size_t size;
+    // The groups of layers. fb_dense_preset fills them in for published models.
+    struct fb_dense_group groups[FB_DENSE_GROUPS_MAX];
+    // The number of groups.
+    uint32_t group_count;
+    // Tokens of a page: 16, 32, 64, 128 or 256. Kernels take some of them only.
+    uint32_t page_tokens;
+    // The most sequences that may be open at once.
+    uint32_t sequences;
+    // Tokens of the longest sequence: prompt plus promised tokens.
+    uint32_t max_tokens;
+    // Optional: how pages lie in device memory, FB_DENSE_LAYER_FIRST or FB_DENSE_PAGE_FIRST. Default:
+    // FB_DENSE_LAYER_FIRST.
+    uint32_t layout;
+    // Optional: where K and V are, FB_DENSE_RUNS_APART or FB_DENSE_RUNS_TOGETHER. Default: FB_DENSE_RUNS_APART.
+    uint32_t runs;
+    // Optional: the integers of slots and positions, FB_DENSE_I64 or FB_DENSE_I32. Default: FB_DENSE_I64.
+    uint32_t width;
+    // Optional: when a published page is copied to the host's tier, FB_DENSE_SAVE_PUBLISHED or FB_DENSE_SAVE_EVICTED.
+    // Default: FB_DENSE_SAVE_PUBLISHED.
+    uint32_t save;
+    // Optional: device pages of each group, its null page included: page 0, which is zeros and belongs to no sequence.
+    // Default: as many as fb_dense_pages_for returns for `sequences` and `max_tokens`.
+    uint32_t device_pages[FB_DENSE_GROUPS_MAX];
+    // Optional: host pages of each group: the second tier, which keeps published pages that the device has no room
+    // for. Default: no such tier.
+    uint32_t host_pages[FB_DENSE_GROUPS_MAX];
+    // Optional: the most batch rows of a step. Default: `sequences`, at most 32,767.
+    uint32_t batch;
+    // Optional: the most query rows of a step, of all batch rows together: at least `batch` x `query_rows` (vLLM:
+    // max_num_batched_tokens). Default: 2048, or `batch` x `query_rows` if that is more.
+    uint32_t step_tokens;
+    // Optional: query rows that a decoding sequence may have in a step: 1 + drafts. A batch row with more is a chunk of
+    // a prompt, and none of its rows can be rejected. Default: 1.
+    uint32_t query_rows;
+    // Optional: the most steps of one sequence in flight. Default: 2.
+    uint32_t steps_in_flight;
+    // Optional: micro-batches that may each have a step open at the same time. Default: 1.
+    uint32_t micro_batches;
+    // Optional: FB_MEMORY_ flags for the host's tier; FB_MEMORY_UNLOCKED also for the page tables and step descriptors,
+    // and FB_MEMORY_OVERCOMMIT for all host memory. Default: huge pages, allocated at creation and locked.
+    // fb_dense_fallback names each of these options that the system refused.
+    uint32_t memory;
+    // Optional: the NUMA node of the host's tier, plus 1. Default: any node.
+    uint32_t numa_node;
+    // Must be 0.
+    uint32_t reserved;
+} fb_dense_config;
+
+// Statistics of a dense cache. A gauge describes the present; a counter only grows. Arrays have a number for each
+// group, 0 for groups that there are not.
+typedef struct fb_dense_stats {
+    // sizeof(fb_dense_stats), set by the caller.
+    size_t size;
+    // Gauge: sequences that are open, and closed ones that are not released yet (fb_dense_reap).
+    uint32_t sequences;
+    // Gauge: sequences that may still be opened, as far as pages allow.
+    uint32_t free_sequences;
+    // Gauge: steps between prepare and retire.
+    uint32_t steps_in_flight;
+    // Always 0.
+    uint32_t reserved;
+    // Gauge: device pages that a sequence may still take, or, with a sliding window, be promised. Unused published
+    // pages count: admission can evict and reuse them.
+    uint32_t free_pages[FB_DENSE_GROUPS_MAX];
+    // Gauge: published pages on the device.
+    uint32_t published[FB_DENSE_GROUPS_MAX];
+    // Gauge: those of them that no sequence uses.
+    uint32_t unused[FB_DENSE_GROUPS_MAX];
+    // Gauge: published pages in the host's tier, whether or not they are on the device too.
+    uint32_t saved[FB_DENSE_GROUPS_MAX];
+    // Gauge: free pages of the host's tier.
+    uint32_t free_host_pages[FB_DENSE_GROUPS_MAX];
+    // Counter: bytes of pages that were copied to the host's tier.
+    uint64_t bytes_down;
+    // Counter: bytes of pages that came back from it.
+    uint64_t bytes_up;
+    // Counter: steps retired.
+    uint64_t steps;
+} fb_dense_stats;
+
+// A plane of a group: device memory with one piece of every page. Page `p` begins at byte `p * page_bytes`. This struct
+// never grows.
+typedef struct fb_dense_plane {
+    // The device memory.
+    void *address;
+    // Bytes of the device memory: `page_bytes` for each of the group's device pages.
+    uint64_t bytes;
+    // Bytes of the piece, and from one page of the plane to the next.
+    uint64_t page_bytes;
+    // The layer, or FB_DENSE_ALL: all layers of the group, one after the other.
+    uint32_t layer;
+    // The run: 0 for K, 1 for V, or FB_DENSE_ALL: both, or the only one.
+    uint32_t run;
+} fb_dense_plane;
+
+// Where one run of one layer is. Row `t` of page `p` begins at byte `p * stride + t * row_bytes` of `address`.
+typedef struct fb_dense_view {
+    // sizeof(fb_dense_view), set by the caller.
+    size_t size;
+    // The run's first row in page 0, on the device.
+    void *address;
+    // Bytes from one page to the next.
+    uint64_t stride;
+    // Bytes of a row: a token's K, V or latent.
+    uint64_t row_bytes;
+    // Device pages of the group, the null page included.
+    uint32_t pages;
+    // The layer's group.
+    uint32_t group;
+} fb_dense_view;
+
+// What attention kernels read in the steps of one micro-batch: tensors in device memory, at addresses that never
+// change. Arrays have an address for each group, NULL for groups that there are not.
+typedef struct fb_dense_tensors {
+    // sizeof(fb_dense_tensors), set by the caller.
+    size_t size;
+    // Page tables, int32_t `[batch][blocks]` (vLLM: block_table). Entries beyond a sequence's pages have no meaning.
+    void *tables[FB_DENSE_GROUPS_MAX];
+    // Where the new rows go, `[step_tokens]` of `integer_bytes`: page * page_tokens + token (vLLM: slot_mapping). -1
+    // beyond the step's rows.
+    void *slots[FB_DENSE_GROUPS_MAX];
+    // The position of each new row, `[step_tokens]` of `integer_bytes`. 0 beyond the step's rows.
+    void *positions;
+    // Tokens of each batch row's sequence, new rows included, int32_t `[batch]` (vLLM: seq_lens). 0 beyond the step's
+    // batch rows.
+    void *lengths;
+    // Where the new rows of each batch row begin, int32_t `[batch + 1]` (vLLM: query_start_loc).
+    void *starts;
+    // The most batch rows of a step.
+    uint32_t batch;
+    // The most query rows of a step.
+    uint32_t step_tokens;
+    // Entries of a page table: pages of the longest sequence with its rows in flight.
+    uint32_t blocks;
+    // Bytes of a slot and of a position: 8 or 4 (`width` of fb_dense_config).
+    uint32_t integer_bytes;
+} fb_dense_tensors;
+
+// The bytes that a dense cache takes, by purpose.
+typedef struct fb_dense_footprint {
+    // sizeof(fb_dense_footprint), set by the caller.
+    size_t size;
+    // Device: the pages of all groups, the null pages included.
+    uint64_t pages;
+    // Device: the page tables of the steps' batch rows, and two words for each sequence.
+    uint64_t tables;
+    // Device: the other tensors of steps: slots, positions, lengths and starts.
+    uint64_t tensors;
+    // Device: the GPU's own page tables for the registered host memory, 8 bytes for each 4 KiB. A host device has none.
+    uint64_t host_page_tables;
+    // Host: the page tables of all sequences, pinned.
+    uint64_t host_tables;
+    // Host: the pinned ring of step descriptors and reports.
+    uint64_t step_descriptors;
+} fb_dense_footprint;
+
+// How much of a prompt a dense cache has.
+typedef struct fb_dense_found {
+    // sizeof(fb_dense_found), set by the caller.
+    size_t size;
+    // Leading tokens whose pages are published and in a tier, in whole pages.
+    uint32_t tokens;
+    // Tokens of those of these pages that are in the host's tier alone in some group, and have to come back.
+    uint32_t host_tokens;
+} fb_dense_found;
+
+// The lengths of a sequence of a dense cache.
+typedef struct fb_dense_length {
+    // sizeof(fb_dense_length), set by the caller.
+    size_t size;
+    // Committed tokens, as far as the host can see from retired steps.
+    uint32_t committed;
+    // Rows that the last retired step wrote after the committed ones and that are neither accepted nor rejected yet.
+    uint32_t landed;
+    // Tokens of the sequence's published pages. The next fb_dense_publish starts after them.
+    uint32_t published;
+    // Always 0.
+    uint32_t reserved;
+} fb_dense_length;
+
+// One batch row of a step: a sequence and its query rows. This struct never grows.
+typedef struct fb_batch_row {
+    // The sequence.
+    uint64_t sequence;
+    // How many rows of the sequence's previous step were accepted, or FB_ACCEPTED_ON_DEVICE. 0 if there was no step
+    // since the join, the fork or the last fb_truncate.
+    uint32_t accepted;
+    // The sequence's query rows in this step, at most the step's `query_rows`.
+    uint32_t query_rows;
+} fb_batch_row;
+
 // The batch rows and the layer of a step that a call works on.
 typedef struct fb_step_range {
     // sizeof(fb_step_range).
@@ -1188,17 +1441,6 @@ typedef struct fb_trace_header {
     // The number of selected positions in all steps and layers together.
     uint64_t members;
 } fb_trace_header;
-
-// One batch row of a step: a sequence and its query rows. This struct never grows.
-typedef struct fb_batch_row {
-    // The sequence.
-    uint64_t sequence;
-    // How many rows of the sequence's previous step were accepted, or FB_ACCEPTED_ON_DEVICE. 0 if there was no step
-    // since the join, the fork or the last fb_truncate.
-    uint32_t accepted;
-    // The sequence's query rows in this step, at most the step's `query_rows`.
-    uint32_t query_rows;
-} fb_batch_row;
 
 // What a step decodes.
 typedef struct fb_step_config {
@@ -2076,6 +2318,361 @@ fb_status fb_chooser_table(const struct fb_chooser *chooser,
 
 // Destroys a chooser.
 fb_status fb_chooser_destroy(struct fb_chooser *chooser);
+
+// Makes a dense cache on a device and takes all its memory, which belongs to the device until fb_device_destroy.
+// Neither fb_dense_destroy nor a creation that fails half-way frees any of it; to replace a cache, make another device.
+// FB_INVALID_CONFIG and FB_OVERFLOW name the field; FB_OUT_OF_MEMORY gives the size. On failure, `text` receives the
+// reason.
+//
+// Requires:
+// `config` states its real size, and the layers of its groups are valid; `text` has `text_bytes` bytes; `dense` has
+// room for the result.
+fb_status fb_dense_create(const struct fb_device *device,
+                          const struct fb_dense_config *config,
+                          char *text,
+                          size_t text_bytes,
+                          struct fb_dense **dense);
+
+// Ends a dense cache. Its pages are the device's memory, as fb_cache_destroy says. The call returns FB_BUSY while a
+// sequence is open, a closed sequence is not released (fb_dense_reap), or a step is not retired; nothing has ended then,
+// and the handle stays valid.
+//
+// Requires:
+// No operation that was enqueued for it still uses the caller's buffers.
+fb_status fb_dense_destroy(struct fb_dense *dense);
+
+// Reads a dense cache's counters and gauges.
+//
+// Requires:
+// `stats` states its real size.
+fb_status fb_dense_stats(const struct fb_dense *dense, struct fb_dense_stats *stats);
+
+// Copies the planes of a group, as many as `room` allows, and never changes them. `*count` receives how many there are:
+// one for each layer and run with FB_DENSE_LAYER_FIRST and FB_DENSE_RUNS_APART, by layer, then by run; fewer where
+// layers or runs share a plane. fb_dense_view says where a layer's rows are. FB_OUT_OF_RANGE for an unknown group.
+//
+// Requires:
+// `planes` has `room` places; `count` has room for the result.
+fb_status fb_dense_planes(const struct fb_dense *dense,
+                          uint32_t group,
+                          struct fb_dense_plane *planes,
+                          uint32_t room,
+                          uint32_t *count);
+
+// Returns where a run of a layer is: run 0 is K or the latent, run 1 is V. The addresses stay the same for the cache's
+// life. FB_OUT_OF_RANGE for an unknown layer, or a run that the layer does not have.
+//
+// Requires:
+// `view` states its real size.
+fb_status fb_dense_view(const struct fb_dense *dense,
+                        uint32_t layer,
+                        uint32_t run,
+                        struct fb_dense_view *view);
+
+// Returns what attention reads in the steps of a micro-batch. fb_dense_prepare enqueues the work that fills it. The
+// addresses stay the same for the cache's life, so a captured graph can read them. FB_OUT_OF_RANGE for an unknown
+// micro-batch.
+//
+// Requires:
+// `tensors` states its real size.
+fb_status fb_dense_tensors(const struct fb_dense *dense,
+                           uint32_t micro_batch,
+                           struct fb_dense_tensors *tensors);
+
+// Frees what ended work still holds: closed sequences, pages that finished copies have read, and step descriptors of
+// begins that the device refused half-way. `waiting`, which may be NULL, receives the number of closed sequences that
+// still wait. `stream` is as for fb_dense_close.
+//
+// Requires:
+// `waiting` is NULL or has room for the result.
+fb_status fb_dense_reap(struct fb_dense *dense,
+                        void *stream,
+                        uint32_t *waiting);
+
+// Checks every invariant of the pages and the page tables. It is for tests, between steps, and does not wait for the
+// device. On FB_INTERNAL the error text names the broken invariant.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_dense_validate(const struct fb_dense *dense);
+
+// Copies fallback number `index`, from 0, to `text`, as fb_cache_fallback does.
+//
+// Requires:
+// `text` has `text_bytes` bytes.
+fb_status fb_dense_fallback(const struct fb_dense *dense, size_t index, char *text, size_t text_bytes);
+
+// Fills in the fields that describe a published model (`groups`, `group_count`, `page_tokens`) and leaves the other
+// fields unchanged. `layers` receives the layer numbers, and the groups point to them, so it must live as long as
+// `config` is used. The names are "llama-3.1-8b", "llama-3.1-70b", "qwen3-32b", "gemma-3-27b", "gpt-oss-20b",
+// "gpt-oss-120b", "deepseek-v3", "deepseek-r1" and "smollm2-135m": the whole model in BF16 with pages of 64 tokens. A
+// rank of tensor parallelism divides `row_bytes`, except those of an MLA latent. FB_OUT_OF_RANGE for another name, and
+// for a `room` of fewer than the model's layers (128 hold any of them). Set `size` of `config` before the call; the
+// other fields may be zero or filled. On failure, `text` receives the reason. Any thread may call it.
+//
+// Requires:
+// `name` ends with a zero; `layers` has `room` places; `config` states its real size; `text` has `text_bytes` bytes.
+fb_status fb_dense_preset(const char *name,
+                          char *text,
+                          size_t text_bytes,
+                          uint32_t *layers,
+                          uint32_t room,
+                          struct fb_dense_config *config);
+
+// Computes the device pages of each group with which `sequences` sequences of `tokens` tokens fit: the null page, each
+// sequence's pages with its rows in flight, and for groups with a sliding window the pages of prompt chunks in flight.
+// `pages` receives FB_DENSE_GROUPS_MAX numbers, 0 for groups that there are not; UINT32_MAX where more would be needed.
+// It depends on `step_tokens`, `query_rows`, `steps_in_flight`, `micro_batches` and `batch` of the configuration, and
+// ignores `device_pages`. The call refuses every configuration that fb_dense_create refuses before it asks for memory.
+// On failure, `text` receives the reason. Any thread may call it.
+//
+// Requires:
+// `config` states its real size, and the layers of its groups are valid; `text` has `text_bytes` bytes; `pages` has
+// FB_DENSE_GROUPS_MAX places.
+fb_status fb_dense_pages_for(const struct fb_dense_config *config,
+                             uint32_t sequences,
+                             uint32_t tokens,
+                             char *text,
+                             size_t text_bytes,
+                             uint32_t *pages);
+
+// Computes what a dense cache of this configuration takes, in bytes, and takes nothing. The call refuses every
+// configuration that fb_dense_create refuses before it asks for memory. On failure, `text` receives the reason. Any
+// thread may call it.
+//
+// Requires:
+// Both structs state their real sizes, and the layers of the groups are valid; `text` has `text_bytes` bytes.
+fb_status fb_dense_footprint(const struct fb_dense_config *config,
+                             char *text,
+                             size_t text_bytes,
+                             struct fb_dense_footprint *footprint);
+
+// Hashes the full pages of a prompt, for fb_dense_find and fb_dense_open_shared. The salt separates equal tokens of
+// different tenants, adapters or weights; it may be empty. FB_OUT_OF_RANGE for more ids than `max_tokens`, and for keys
+// that are neither none nor one for each full page. The names belong to no thread and outlive their cache.
+//
+// Requires:
+// `salt` has `salt_bytes` bytes. `prompt` states its real size, and everything it points to is valid. `names` has room
+// for the result.
+fb_status fb_dense_names_create(const struct fb_dense *dense,
+                                const void *salt,
+                                size_t salt_bytes,
+                                const struct fb_tokens *prompt,
+                                struct fb_dense_names **names);
+
+// Destroys names. Sequences that were opened by them stay.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_dense_names_destroy(struct fb_dense_names *names);
+
+// Returns how much of a prompt fb_dense_open_shared would find now. It changes nothing, not even the order in which
+// pages are evicted.
+//
+// Requires:
+// `found` states its real size.
+fb_status fb_dense_find(const struct fb_dense *dense,
+                        const struct fb_dense_names *names,
+                        struct fb_dense_found *found);
+
+// Opens a sequence like fb_dense_open, for a prompt whose names are known. The sequence shares the leading pages that
+// were published under these names and are still in a tier; those that are on the host alone come back on `stream`.
+// `found` receives how many tokens the sequence has already; its first step continues after them, and steps wait on the
+// device for what comes back. `ticket` may be NULL; otherwise it receives the ticket of these copies. Admission counts
+// only the pages that are not shared. Name the leading ids that may be shared: leave out the last one of the prompt if
+// its row must be computed again for its logits. For all ranks to share the same prefix, pass on each rank the names
+// that the rank with the fewest can find (fb_dense_find).
+//
+// Errors are those of fb_dense_open, and FB_OUT_OF_RANGE for names of more tokens than the prompt has. An error takes
+// nothing; if the device refuses the call half-way, fb_dense_reap frees the pages later.
+//
+// Requires:
+// `sequence` has room for the result; `found` states its real size; `ticket` is NULL or has room for the result.
+fb_status fb_dense_open_shared(struct fb_dense *dense,
+                               uint32_t prompt,
+                               uint32_t promised,
+                               const struct fb_dense_names *names,
+                               void *stream,
+                               uint64_t *sequence,
+                               struct fb_dense_found *found,
+                               struct fb_ticket **ticket);
+
+// Starting at token `from`, publishes the full pages whose rows are accepted and whose steps have been retired, so that
+// other sequences can find them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from
+// `from` on, as far as they are known. `*published` receives how many tokens the sequence's published pages have now.
+// Call it again after more steps have been retired, and before fb_dense_close; in a model with sliding windows, after
+// each chunk of a prompt, because pages before the window are gone. FB_INVALID_STATE for a sequence that neither
+// fb_dense_open_shared opened nor fb_dense_fork made from such a sequence, or whose step failed. FB_BUSY while a
+// ticket's work for it is in flight; steps in flight do not matter. FB_DEVICE_FAILED if its last copy failed.
+// FB_OUT_OF_RANGE when `from` differs from the `published` that fb_dense_length returns, for more ids than were
+// admitted, and for keys that are neither none nor one for each full page.
+//
+// Requires:
+// `next` states its real size, and everything it points to is valid. `published` has room for the result.
+fb_status fb_dense_publish(struct fb_dense *dense,
+                           uint64_t sequence,
+                           uint32_t from,
+                           const struct fb_tokens *next,
+                           uint32_t *published);
+
+// Copies published pages that are not yet in the host's tier to it, the oldest first, at most `bytes` bytes in this
+// call: so the caller bounds the bytes a second. `stream` should have a low priority, and be no stream of steps.
+// `*saved` receives the bytes; 0 if nothing is left to copy, `bytes` is less than a page, or there is no such tier. The
+// errors are the device's: the next call that names a stream enqueues the copies that it refused.
+//
+// Requires:
+// `saved` has room for the result.
+fb_status fb_dense_save(struct fb_dense *dense,
+                        void *stream,
+                        uint64_t bytes,
+                        uint64_t *saved);
+
+// Admits a sequence of `prompt` tokens that may decode `promised` tokens after them: it takes, in every group, all
+// pages that the sequence's steps will need. Its first steps compute the prompt, in chunks. FB_EXHAUSTED names the
+// sequences, or the pages with their group, and gives `wanted` and `free`; FB_OUT_OF_RANGE for no tokens, and for more
+// than `max_tokens`. On an error the call has taken nothing.
+//
+// Requires:
+// `sequence` has room for the result.
+fb_status fb_dense_open(struct fb_dense *dense,
+                        uint32_t prompt,
+                        uint32_t promised,
+                        uint64_t *sequence);
+
+// Admits more tokens to a sequence: its prompt gets `prompt` tokens in all, and after them it may decode `promised`.
+// Neither the prompt nor the sum may become smaller. Steps in flight go on. FB_OUT_OF_RANGE for a smaller number or
+// more than `max_tokens`; FB_EXHAUSTED as in fb_dense_open; FB_INVALID_STATE for a sequence whose step failed. After
+// any of these nothing has changed.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_dense_extend(struct fb_dense *dense,
+                          uint64_t sequence,
+                          uint32_t prompt,
+                          uint32_t promised);
+
+// Opens a sequence that begins as a copy of `parent`. The parent's committed tokens are its prompt, and after them it
+// may decode `promised` tokens. The two share full pages; the call copies the partial page on `stream`. The child may
+// take part in steps at once: they wait for the copy. `ticket` may be NULL; otherwise it receives the ticket of the
+// copy. FB_BUSY while work of the parent is in flight. FB_INVALID_STATE when a step of the parent failed, or while it
+// has rows that were neither accepted nor rejected: truncate it to the intended length first. FB_DEVICE_FAILED if its
+// last copy failed. Other errors are those of fb_dense_open.
+//
+// Requires:
+// `child` has room for the result. `ticket` is NULL or has room for the result.
+fb_status fb_dense_fork(struct fb_dense *dense,
+                        uint64_t parent,
+                        uint32_t promised,
+                        void *stream,
+                        uint64_t *child,
+                        struct fb_ticket **ticket);
+
+// Truncates a sequence to `length` tokens. Landed rows below the length are accepted, except those of a failed step;
+// landed rows from it on are rejected. Pages that other sequences share from the length on are replaced, and `stream`
+// copies the rows of the first of them that remain. After the call a sequence whose step failed may take part in steps
+// again. `ticket` may be NULL; otherwise it receives the ticket of the copy. FB_BUSY while work of the sequence is in
+// flight. FB_OUT_OF_RANGE for a length beyond the committed and landed rows, and for one whose sliding window was given
+// back. FB_EXHAUSTED when shared pages cannot be replaced. After any of these nothing has changed. If the device
+// refuses the call half-way, call it again with the same length or a smaller one; only fb_dense_close also accepts the
+// sequence until then.
+//
+// Requires:
+// `ticket` is NULL or has room for the result.
+fb_status fb_dense_truncate(struct fb_dense *dense,
+                            uint64_t sequence,
+                            uint32_t length,
+                            void *stream,
+                            struct fb_ticket **ticket);
+
+// Reads the lengths of a sequence, in tokens, as far as the host has them.
+//
+// Requires:
+// `length` states its real size.
+fb_status fb_dense_length(const struct fb_dense *dense, uint64_t sequence, struct fb_dense_length *length);
+
+// Copies the device pages of a sequence in a group, in token order, as many as `room` allows: number `b` has the rows
+// of positions from `b * page_tokens` on. Pages before a sliding window are 0, the null page. `*count` receives how many
+// there are. FB_OUT_OF_RANGE for an unknown group.
+//
+// Requires:
+// `pages` has `room` places; `count` has room for the result.
+fb_status fb_dense_pages(const struct fb_dense *dense,
+                         uint64_t sequence,
+                         uint32_t group,
+                         uint32_t *pages,
+                         uint32_t room,
+                         uint32_t *count);
+
+// Ends a sequence, also to abort a request. Its number is closed at once. Its pages become free when the last step that
+// uses them has been retired and every ticket of the sequence has ended: in this call, in that fb_dense_retire, or in
+// fb_dense_reap. If the device refuses the call, the sequence is closed even so, and fb_dense_reap frees its pages.
+//
+// Requires:
+// `stream` is ordered after the work that the engine has enqueued for the sequence outside of steps.
+fb_status fb_dense_close(struct fb_dense *dense,
+                         uint64_t sequence,
+                         void *stream);
+
+// Begins a step of a micro-batch with these batch rows. It enqueues, on `stream`, the wait for earlier work and the
+// begin, which fills the micro-batch's tensors (fb_dense_tensors). The engine's kernels then write the new rows to
+// their slots, and attention reads the pages. A batch row is a decoding sequence with its drafts, or a chunk of a
+// prompt; the query rows of all of them together are at most `step_tokens` of fb_dense_config.
+//
+// The call accepts rows, one step late. Of the rows that a sequence's previous step wrote, it commits the first
+// `accepted` of fb_batch_row and forgets the others; of a prompt's chunk all rows are accepted. For rows with
+// FB_ACCEPTED_ON_DEVICE, `accepted` has on the device one uint32_t for each of the cache's `batch` rows, which the
+// device reads in the stream's order. It may be NULL.
+//
+// FB_BUSY when every step descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step),
+// and when the micro-batch's last step is not finished. FB_INVALID_STATE for a sequence whose step failed or whose
+// first step was in another micro-batch. FB_INVALID_CONFIG for a sequence that is named twice, and for
+// FB_ACCEPTED_ON_DEVICE without `accepted`. FB_OUT_OF_RANGE for no or too many batch rows, query rows or accepted rows,
+// and for a sequence that would outgrow its admitted tokens. FB_DEVICE_FAILED if the last copy of a sequence failed.
+// FB_CLOSED for a closed sequence. On an error no step begins. If the device refuses the call half-way, its step
+// descriptor becomes free once the stream has passed what was enqueued.
+//
+// Requires:
+// `rows` has `row_count` batch rows. `accepted` is NULL, or valid until the stream has passed this call. `step` has
+// room for the result.
+fb_status fb_dense_prepare(struct fb_dense *dense,
+                           uint32_t micro_batch,
+                           const struct fb_batch_row *rows,
+                           uint32_t row_count,
+                           const uint32_t *accepted,
+                           void *stream,
+                           fb_step *step);
+
+// Ends the enqueueing of a step. `stream` must be ordered after everything that the engine has enqueued for the step:
+// pages and tensors may be used for other rows once the stream has passed this call. FB_INVALID_STATE for a finished
+// step, FB_CLOSED for one that is not this cache's. If the device refuses the call, call it again.
+fb_status fb_dense_finish(struct fb_dense *dense,
+                          fb_step step,
+                          void *stream);
+
+// Abandons an open step whose work the engine cannot enqueue. The step must still be finished and retired;
+// fb_dense_retire then returns FB_CANCELLED. Truncate its sequences (fb_dense_truncate) or close them afterwards.
+// FB_INVALID_STATE for a finished step.
+fb_status fb_dense_abandon(struct fb_dense *dense,
+                           fb_step step);
+
+// Ends a step whose work has ended, and sets `*step` to 0. `lengths` receives the committed length, in tokens, of each
+// batch row's sequence, as many as `room` allows: after the step's own commit, without its new rows. `count`, which may
+// be NULL, receives the number of batch rows. FB_BUSY means that the step's work is still running, or that
+// fb_dense_finish was not called for it: retire it later. After an error the step has ended if and only if `*step` is
+// 0. FB_DEVICE_FAILED means that the device failed or a step asked for what its sequences do not have; FB_CANCELLED
+// that the step was abandoned. After any error that sets `*step` to 0, discard the step's tokens, and truncate
+// (fb_dense_truncate) or close its sequences. A step that was enqueued after a failed one fails too: retire it as well,
+// then truncate to at most the length that was committed before the first failed step. `stream` is as for
+// fb_dense_close.
+//
+// Requires:
+// `step` points to a step's number; `lengths` has `room` places; `count` is NULL or has room for the result.
+fb_status fb_dense_retire(struct fb_dense *dense,
+                          fb_step *step,
+                          void *stream,
+                          uint32_t *lengths,
+                          uint32_t room,
+                          uint32_t *count);
 
 // Resolves a layer's selection (top-k indices) and gathers the missed rows, for all batch rows of the step, on one
 // stream. `selection` has token positions, -1 for none, `[batch rows][query rows][top_k]`. `slots`, of the same shape,

@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
 use forebay::device::{Device, Slice};
-use forebay::os::{NoFaults, random};
+use forebay::os::Fallback;
 use forebay::{Cache, Config, Error, Kind, Layer, Result, Sequence, Stats};
 
 use crate::cast::{self, Plain, Versioned};
@@ -15,6 +15,7 @@ use crate::config::{self, FbCacheConfig};
 use crate::device::{FbDevice, Tenant};
 use crate::handle::{self, Object, change, read};
 use crate::in_flight::Steps;
+use crate::salt::Salt;
 use crate::status::{FbStatus, Text};
 
 /// Statistics of a cache. A gauge describes the present; a counter only grows.
@@ -144,7 +145,7 @@ pub struct FbCache {
     /// The steps in flight, and room for their calls.
     pub(crate) steps: Steps,
     /// Sequence and step numbers are mixed with this salt, so that another cache's numbers name nothing here.
-    salt: u64,
+    salt: Salt,
 }
 
 impl Object for FbCache {
@@ -156,17 +157,13 @@ impl Object for FbCache {
     }
 }
 
-/// Bits that every salt has. Lanes and steps are fewer, so no number is 0, which means none.
-const SALT: u64 = 1 << 63 | 1 << 31;
-
 impl FbCache {
     fn create(config: Config, device: &FbDevice) -> Result<FbCache> {
         let tenant = device.tenant();
-        let mut salt = [0; 8];
-        random(&mut salt, &NoFaults)?;
+        let salt = Salt::draw()?;
         let cache = Cache::new(config, Arc::clone(&tenant.device))?;
         let steps = Steps::of(&cache);
-        Ok(FbCache { cache, tenant, steps, salt: u64::from_ne_bytes(salt) | SALT })
+        Ok(FbCache { cache, tenant, steps, salt })
     }
 
     /// The device, to import a caller's buffers.
@@ -176,7 +173,7 @@ impl FbCache {
 
     /// The sequence that a caller's number names.
     pub(crate) fn sequence(&self, number: u64) -> Result<Sequence> {
-        let sequence = Sequence::from_bits(number ^ self.salt);
+        let sequence = Sequence::from_bits(self.salt.mix(number));
         // The cache's own error would show its own number, not the caller's.
         self.cache.is_running(sequence).map(|_| sequence).map_err(|_| {
             Error::new(Kind::Closed, "cache")
@@ -186,12 +183,12 @@ impl FbCache {
 
     /// The number of a sequence for callers.
     pub(crate) fn number_of(&self, sequence: Sequence) -> u64 {
-        sequence.to_bits() ^ self.salt
+        self.salt.mix(sequence.to_bits())
     }
 
     /// Turns a step's number into the caller's number, and back.
-    pub(crate) fn salted(&self, step: u64) -> u64 {
-        step ^ self.salt
+    pub(crate) const fn salted(&self, step: u64) -> u64 {
+        self.salt.mix(step)
     }
 
     fn check_ended(&mut self) -> Result<()> {
@@ -378,21 +375,30 @@ pub unsafe extern "C" fn fb_cache_fallback(
     text_bytes: usize,
 ) -> FbStatus {
     // SAFETY: this call's contract, for both.
-    unsafe {
-        read(cache, |cache| {
-            let fallbacks = cache.cache.fallbacks();
-            let fallback = fallbacks.get(index).ok_or_else(|| {
-                Error::new(Kind::OutOfRange, "fallback")
-                    .at("index")
-                    .with("value", index as u64)
-                    .with("count", fallbacks.len() as u64)
-            })?;
-            let mut line = Text::new();
-            line.set(fallback);
-            cast::write_text(text, text_bytes, line.with_end());
-            Ok(())
-        })
-    }
+    unsafe { read(cache, |cache| write_fallback(cache.cache.fallbacks(), index, text, text_bytes)) }
+}
+
+/// Writes a fallback as one line.
+///
+/// # Safety
+/// `text` is null, or names `text_bytes` bytes that nothing else uses during the call.
+pub(crate) unsafe fn write_fallback(
+    fallbacks: &[Fallback],
+    index: usize,
+    text: *mut c_char,
+    text_bytes: usize,
+) -> Result<()> {
+    let fallback = fallbacks.get(index).ok_or_else(|| {
+        Error::new(Kind::OutOfRange, "fallback")
+            .at("index")
+            .with("value", index as u64)
+            .with("count", fallbacks.len() as u64)
+    })?;
+    let mut line = Text::new();
+    line.set(fallback);
+    // SAFETY: the same contract.
+    unsafe { cast::write_text(text, text_bytes, line.with_end()) };
+    Ok(())
 }
 
 /// Returns the address and size of a layer's slab on the device, which attention reads. Both stay the same for the

@@ -173,8 +173,23 @@ pub(crate) fn in_words(error: Error) -> Error {
     }
 }
 
-fn or<T: Default + PartialEq>(value: T, default: T) -> T {
+pub(crate) fn or<T: Default + PartialEq>(value: T, default: T) -> T {
     if value == T::default() { default } else { value }
+}
+
+/// How FB_MEMORY_ flags and a node plus 1 take memory, and whether they may take more than the machine reports.
+pub(crate) fn memory(flags: u32, numa_node: u32) -> Result<(Memory, bool)> {
+    let known = FB_MEMORY_SMALL_PAGES | FB_MEMORY_LAZY | FB_MEMORY_UNLOCKED | FB_MEMORY_OVERCOMMIT;
+    if flags & !known != 0 {
+        return Err(refuse("memory", flags).hint("pass FB_MEMORY_ flags only"));
+    }
+    let memory = Memory {
+        huge: flags & FB_MEMORY_SMALL_PAGES == 0,
+        populate: flags & FB_MEMORY_LAZY == 0,
+        lock: flags & FB_MEMORY_UNLOCKED == 0,
+        node: numa_node.checked_sub(1),
+    };
+    Ok((memory, flags & FB_MEMORY_OVERCOMMIT != 0))
 }
 
 impl FbCacheConfig {
@@ -285,13 +300,10 @@ impl FbCacheConfig {
         if self.residency_only > 1 {
             return Err(refuse("residency_only", self.residency_only).hint("pass 0 or 1"));
         }
-        let flags = FB_MEMORY_SMALL_PAGES | FB_MEMORY_LAZY | FB_MEMORY_UNLOCKED | FB_MEMORY_OVERCOMMIT;
         if self.reserved != 0 {
             return Err(refuse("reserved", self.reserved).hint("pass 0"));
         }
-        if self.memory & !flags != 0 {
-            return Err(refuse("memory", self.memory).hint("pass FB_MEMORY_ flags only"));
-        }
+        let (memory, overcommit) = memory(self.memory, self.numa_node)?;
         let all = Config::new(self.shape(), self.lanes, self.max_tokens, self.slots);
         Ok(Config {
             host_pages: or(self.host_pages, all.host_pages),
@@ -306,14 +318,9 @@ impl FbCacheConfig {
             query_rows: self.query_rows,
             steps_in_flight: or(self.steps_in_flight, all.steps_in_flight),
             micro_batches: or(self.micro_batches, all.micro_batches),
-            memory: Memory {
-                huge: self.memory & FB_MEMORY_SMALL_PAGES == 0,
-                populate: self.memory & FB_MEMORY_LAZY == 0,
-                lock: self.memory & FB_MEMORY_UNLOCKED == 0,
-                node: self.numa_node.checked_sub(1),
-            },
+            memory,
             residency_only: self.residency_only == 1,
-            overcommit: self.memory & FB_MEMORY_OVERCOMMIT != 0,
+            overcommit,
             ..all
         })
     }

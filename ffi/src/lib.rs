@@ -6,6 +6,8 @@
 //! | `error_text` | the text of the last call that failed on an object |
 //! | `device`, `config`, `cache`, `sequence`, `budget`, `prefix`, `ticket` | the objects, one file each |
 //! | `step`, `layer`, `overlap`, `choice`, `capture` | the calls of a decode loop |
+//! | `dense`, `dense_config`, `dense_sequence`, `dense_prefix`, `dense_step` | the caches of dense models |
+//! | `salt` | numbers of sequences and steps that name nothing in another cache |
 //! | `in_flight` | a cache's steps between prepare and retire |
 //! | `weights`, `links`, `update` | weights that ranks share, their sessions, and new versions |
 //! | `replicas` | copies of hot ranges of such weights |
@@ -25,6 +27,11 @@ pub mod capture;
 mod cast;
 pub mod choice;
 pub mod config;
+pub mod dense;
+pub mod dense_config;
+pub mod dense_prefix;
+pub mod dense_sequence;
+pub mod dense_step;
 pub mod device;
 pub mod error_text;
 mod handle;
@@ -38,6 +45,7 @@ pub mod prefix;
 pub mod replicas;
 pub mod requests;
 pub mod ring;
+mod salt;
 pub mod selections;
 pub mod sequence;
 pub mod status;

@@ -49,7 +49,7 @@ impl Versioned for FbTokens {
 }
 
 /// Tokens in the caller's memory, and keys in the library's type.
-struct Given<'a> {
+pub(crate) struct Given<'a> {
     ids: &'a [u32],
     keys: Vec<Option<[u8; 16]>>,
 }
@@ -57,7 +57,7 @@ struct Given<'a> {
 impl Given<'_> {
     /// # Safety
     /// `tokens` states its real size, and its ids and keys are valid during `'a`.
-    unsafe fn of<'a>(tokens: *const FbTokens) -> Result<Given<'a>> {
+    pub(crate) unsafe fn of<'a>(tokens: *const FbTokens) -> Result<Given<'a>> {
         // SAFETY: the same contract, for all of them.
         let (ids, keys) = unsafe {
             let tokens = cast::versioned(tokens)?;
@@ -70,7 +70,7 @@ impl Given<'_> {
         Ok(Given { ids, keys: keys.iter().map(|key| (key.is_set == 1).then_some(key.bytes)).collect() })
     }
 
-    fn tokens(&self) -> Tokens<'_> {
+    pub(crate) fn tokens(&self) -> Tokens<'_> {
         Tokens { ids: self.ids, keys: &self.keys }
     }
 }

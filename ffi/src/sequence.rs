@@ -283,7 +283,7 @@ pub unsafe extern "C" fn fb_resume(
         let wanted = unsafe { ticket::wanted(ticket) }?;
         let sequence = cache.sequence(sequence)?;
         let ended = cache.cache.resume(sequence, cast::stream(stream), bytes_a_call)?;
-        wanted.give(ended, cache);
+        wanted.give(ended, &cache.tenant);
         Ok(())
     })
 }
@@ -318,7 +318,7 @@ pub unsafe extern "C" fn fb_join(
             };
             let sequence = cache.sequence(sequence)?;
             let ended = cache.cache.join(sequence, cast::stream(stream), warm_up)?;
-            wanted.give(ended, cache);
+            wanted.give(ended, &cache.tenant);
             Ok(())
         })
     }
@@ -341,7 +341,7 @@ pub unsafe extern "C" fn fb_join_more(
         let wanted = unsafe { ticket::wanted(ticket) }?;
         let sequence = cache.sequence(sequence)?;
         let ended = cache.cache.join_more(sequence, cast::stream(stream))?;
-        wanted.give(ended, cache);
+        wanted.give(ended, &cache.tenant);
         Ok(())
     })
 }
@@ -372,7 +372,7 @@ pub unsafe extern "C" fn fb_fork(
             let parent = cache.sequence(parent)?;
             let (forked, ended) = cache.cache.fork(parent, &open, cast::stream(stream))?;
             child.set(cache.number_of(forked));
-            wanted.give(ended, cache);
+            wanted.give(ended, &cache.tenant);
             Ok(())
         })
     }
@@ -402,7 +402,7 @@ pub unsafe extern "C" fn fb_truncate(
         let wanted = unsafe { ticket::wanted(ticket) }?;
         let sequence = cache.sequence(sequence)?;
         let ended = cache.cache.truncate(sequence, length, cast::stream(stream))?;
-        wanted.give(ended, cache);
+        wanted.give(ended, &cache.tenant);
         Ok(())
     })
 }

@@ -39,6 +39,16 @@ pub struct FbBatchRow {
 // SAFETY: words, two of 4 bytes after one of 8.
 unsafe impl Plain for FbBatchRow {}
 
+impl FbBatchRow {
+    /// How many rows of the previous step were accepted.
+    pub(crate) const fn accepted(&self) -> Accepted {
+        match self.accepted {
+            FB_ACCEPTED_ON_DEVICE => Accepted::OnDevice,
+            count => Accepted::Rows(count),
+        }
+    }
+}
+
 /// What a step decodes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -142,13 +152,9 @@ impl FbCache {
         let mut own = std::mem::take(&mut self.steps.rows);
         own.clear();
         let named = rows.iter().try_for_each(|row| {
-            let accepted = match row.accepted {
-                FB_ACCEPTED_ON_DEVICE => Accepted::OnDevice,
-                count => Accepted::Rows(count),
-            };
             own.push(BatchRow {
                 sequence: self.sequence(row.sequence)?,
-                accepted,
+                accepted: row.accepted(),
                 query_rows: row.query_rows,
             });
             Ok(())

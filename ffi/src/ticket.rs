@@ -5,9 +5,8 @@
 
 use forebay::device::{Event, Outcome, Ticket};
 
-use crate::cache::FbCache;
 use crate::cast::{self, Out};
-use crate::device::Door;
+use crate::device::{Door, Tenant};
 use crate::handle::{self, Object, Reserved, read};
 use crate::status::FbStatus;
 use forebay::Result;
@@ -65,9 +64,9 @@ pub(crate) unsafe fn wanted<'a>(ticket: *mut *mut FbTicket) -> Result<Wanted<'a>
 }
 
 impl Wanted<'_> {
-    pub(crate) fn give(self, ticket: Ticket, cache: &FbCache) {
+    pub(crate) fn give(self, ticket: Ticket, tenant: &Tenant) {
         if let Some((out, place)) = self.0 {
-            let (door, asked) = (cache.tenant.door.clone(), cache.tenant.asked);
+            let (door, asked) = (tenant.door.clone(), tenant.asked);
             out.set(place.fill(FbTicket { ticket, door, asked }));
         }
     }

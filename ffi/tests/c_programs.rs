@@ -177,7 +177,7 @@ macro_rules! programs {
 
 programs!(
     status, device, cache, sequence, resize, share, ticket, step, forgotten, overlap, choice, capture, trace,
-    plan, weights, misuse, sizes, threads, forked, holders, two_units,
+    plan, weights, dense, misuse, sizes, threads, forked, holders, two_units,
 );
 
 #[test]

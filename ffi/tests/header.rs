@@ -15,7 +15,8 @@ mod gcc;
 
 const HEAD: &str = "\
 /* forebay: the KV and latent cache of large-language-model serving. It keeps all rows in host memory, and on the
- * device a cache of these rows, managed by exact LRU, step by step.
+ * device a cache of these rows, managed by exact LRU, step by step. For models whose attention reads every row it keeps
+ * pages on the device, and in host memory those that the device has no room for (the calls fb_dense_).
  *
  * Generated from ffi/src; do not edit. docs/versions.md says what its version promises.
  *
@@ -66,6 +67,13 @@ const HEAD: &str = "\
  *             bucket          A number of batch rows for which steps are captured as a graph.
  *             published page  A full page that other sequences can find by the hash of its tokens and of everything
  *                             before it, its block hash (vLLM: a cached full block).
+ *             dense cache     The cache of a model whose attention reads every row, or every row of a window. Its pages
+ *                             are on the device, and have the rows of all layers of one layer group.
+ *             layer group     Layers of a dense cache with the same rows and the same kind of attention. They share
+ *                             page tables. Page 0 of a layer group is the null page: zeros, of no sequence.
+ *             plane           Device memory of a layer group with one piece of every page.
+ *             host's tier     Pages of a dense cache in host memory: published pages that the device may have no room
+ *                             for.
  *             group           Ranks of one host that need the same weights. Each keeps a part of every sharded layer.
  *             shard, part     What one rank keeps of a sharded layer: some granules of its window.
  *             window          A range of addresses that shows one whole layer while the layer is in use: the rank's
@@ -83,17 +91,17 @@ const HEAD: &str = "\
  *             A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is FB_INTERNAL; the object
  *             is unusable after it. Its destroy call then leaks it, on purpose, because its state may be inconsistent.
  * Results     A call writes its out-parameters only if it returns FB_OK. A failed call that takes a buffer for the
- *             reason (`text` or `reason`) writes only to that buffer. There are two exceptions: fb_retire's step is set
- *             to 0 whenever the step has ended, and the outcome of fb_weights_commit and fb_weights_commit_replicas is
- *             always written. Out-parameters must not overlap each other or the call's inputs. An array of length 0
- *             may always be NULL.
+ *             reason (`text` or `reason`) writes only to that buffer. There are two exceptions: the step of fb_retire
+ *             and fb_dense_retire is set to 0 whenever the step has ended, and the outcome of fb_weights_commit and
+ *             fb_weights_commit_replicas is always written. Out-parameters must not overlap each other or the call's
+ *             inputs. An array of length 0 may always be NULL.
  * Handles     Every handle that a call makes has a destroy call. The streams of fb_stream_create and the memory of
  *             fb_device_allocate have none: they live as long as the device. A handle is a token that the library
  *             looks up and never follows. NULL and a handle of another kind are FB_INVALID_CONFIG; a handle that was
  *             destroyed, or never created, is FB_CLOSED; the library then touches nothing. At most 65,536 handles
  *             exist at a time. A sequence is a uint64_t and a step an fb_step, both plain numbers; 0 names no sequence
- *             and no step. fb_close ends a sequence, fb_retire a step. A sequence or step number is FB_CLOSED if it
- *             was closed or retired, was never issued, or belongs to another cache.
+ *             and no step. fb_close or fb_dense_close ends a sequence, fb_retire or fb_dense_retire a step. A sequence
+ *             or step number is FB_CLOSED if it was closed or retired, was never issued, or belongs to another cache.
  * Text        A call that copies a string to `text` writes at most `text_bytes` bytes, the ending zero included, and
  *             cuts a longer string. `text` may be NULL. The same is true of `reason` and `reason_bytes`.
  *             An error text says what failed, where, with which numbers, and what to do; 512 bytes hold any of them. A
@@ -121,12 +129,12 @@ const HEAD: &str = "\
  *             legacy stream), or a stream that fb_stream_create made. On a host device it is a stream that
  *             fb_stream_create made, or NULL, the stream that the device has from the start. Any other is
  *             FB_OUT_OF_RANGE.
- *             Calls enqueue and return. fb_device_allocate and fb_cache_create wait until their memory is zeroed. Apart
- *             from them only fb_capture, fb_stream_wait, fb_stream_return and fb_device_destroy wait for the device,
- *             and, for comparisons and tests, fb_digest and fb_cache_validate. Of shared weights, those calls wait
- *             whose comments say that they block; no call of a step does. On FB_DEVICE_HOST_THREADS a stream holds
- *             4096 operations: a caller that enqueues more waits until one has run. Streams run concurrently unless
- *             fb_stream_order orders them.
+ *             Calls enqueue and return. fb_device_allocate, fb_cache_create and fb_dense_create wait until their memory
+ *             is zeroed. Apart from them only fb_capture, fb_stream_wait, fb_stream_return and fb_device_destroy wait
+ *             for the device, and, for comparisons and tests, fb_digest and fb_cache_validate. Of shared weights, those
+ *             calls wait whose comments say that they block; no call of a step does. On FB_DEVICE_HOST_THREADS a stream
+ *             holds 4096 operations: a caller that enqueues more waits until one has run. Streams run concurrently
+ *             unless fb_stream_order orders them.
  * Memory      Buffers remain the caller's. The memory that a cache takes belongs to its device until
  *             fb_device_destroy. So does that of shared weights, and their addresses stay valid until then. The
  *             library reads no environment variable, installs no signal handler, and writes no log; only a panic

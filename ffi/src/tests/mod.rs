@@ -6,6 +6,8 @@ mod budget;
 mod cache;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod dense;
+mod dense_prefix;
 mod device;
 mod forked;
 mod prefix;
@@ -216,6 +218,15 @@ fn structs_have_no_padding() {
         (size_of::<FbBatchRow>(), 1, 2),
         (size_of::<FbStepConfig>(), 3, 4),
         (size_of::<FbRetired>(), 4, 0),
+        (size_of::<crate::dense_config::FbDenseGroup>(), 1, 4),
+        (size_of::<crate::dense_config::FbDenseConfig>(), 1 + 4 * 3, 24),
+        (size_of::<crate::dense_config::FbDenseFootprint>(), 7, 0),
+        (size_of::<crate::dense::FbDenseStats>(), 4, 24),
+        (size_of::<crate::dense::FbDensePlane>(), 3, 2),
+        (size_of::<crate::dense::FbDenseView>(), 4, 2),
+        (size_of::<crate::dense::FbDenseTensors>(), 12, 4),
+        (size_of::<crate::dense_sequence::FbDenseLength>(), 1, 4),
+        (size_of::<crate::dense_prefix::FbDenseFound>(), 1, 2),
         (size_of::<crate::weights::FbTensor>(), 3, 2),
         (size_of::<crate::weights::FbWeightsConfig>(), 8, 12),
         (size_of::<crate::weights::FbWeightsFootprint>(), 12, 4),

@@ -3,6 +3,10 @@
 use super::*;
 use crate::capture::*;
 use crate::choice::*;
+use crate::dense::*;
+use crate::dense_config::*;
+use crate::dense_prefix::*;
+use crate::dense_sequence::*;
 use crate::links::*;
 use crate::overlap::*;
 use crate::plan::*;
@@ -31,6 +35,13 @@ fn the_sizes_that_callers_must_state_do_not_change() {
         (required::<FbTokens>(), 20),
         (required::<FbStepConfig>(), 24),
         (required::<FbRetired>(), 32),
+        (required::<FbDenseConfig>(), 120),
+        (required::<FbDenseFootprint>(), 56),
+        (required::<FbDenseStats>(), 128),
+        (required::<FbDenseView>(), 40),
+        (required::<FbDenseTensors>(), 112),
+        (required::<FbDenseLength>(), 20),
+        (required::<FbDenseFound>(), 16),
         (required::<FbStepRange>(), 12),
         (required::<FbBuffers>(), 24),
         (required::<FbEngine>(), 24),
