@@ -31,11 +31,11 @@ typedef union {
     fb_layer_weights layer_weights;
     fb_links_event links_event;
     fb_dense_config dense_config;
-    fb_dense_footprint dense_footprint;
-    fb_dense_stats dense_stats;
-    fb_dense_view dense_view;
-    fb_dense_tensors dense_tensors;
-    fb_dense_length dense_length;
+    fb_dense_cache_footprint dense_footprint;
+    fb_dense_cache_stats dense_stats;
+    fb_dense_layer_view dense_view;
+    fb_dense_step_tensors dense_tensors;
+    fb_dense_sequence_length dense_length;
     fb_dense_found dense_found;
 } answers;
 

@@ -29,11 +29,13 @@ TRY(dense_preset) {
 }
 TRY(dense_pages_for) {
     fb_dense_config config = dense_declared();
+    UNUSED;
     config.groups[0].layers = P(3, config.groups[0].layers);
     return fb_dense_pages_for(P(1, &config), 1, 10, NULL, 0, P(2, &w->out.word));
 }
 TRY(dense_footprint) {
     fb_dense_config config = dense_declared();
+    UNUSED;
     config.groups[0].layers = P(3, config.groups[0].layers);
     return fb_dense_footprint(P(1, &config), NULL, 0, P(2, FILL(dense_footprint)));
 }

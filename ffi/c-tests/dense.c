@@ -48,8 +48,8 @@ static unsigned char mark(uint32_t id, uint32_t position, uint32_t layer, uint32
     return (unsigned char)(id * 7 + position * 3 + layer * 2 + run);
 }
 
-static fb_dense_tensors tensors_of(const fb_dense *dense) {
-    fb_dense_tensors tensors = SIZED(fb_dense_tensors);
+static fb_dense_step_tensors tensors_of(const fb_dense *dense) {
+    fb_dense_step_tensors tensors = SIZED(fb_dense_step_tensors);
     OK(dense, fb_dense_tensors(dense, 0, &tensors));
     CHECK(tensors.integer_bytes == 4);
     return tensors;
@@ -57,11 +57,11 @@ static fb_dense_tensors tensors_of(const fb_dense *dense) {
 
 /* Writes the rows of a step's only batch row to their slots, in all layers. */
 static void write_rows(const fb_dense *dense, const request *of, uint32_t query_rows) {
-    fb_dense_tensors tensors = tensors_of(dense);
+    fb_dense_step_tensors tensors = tensors_of(dense);
     const int32_t *positions = (const int32_t *)tensors.positions;
     for (uint32_t layer = 0; layer < DENSE_LAYERS; layer++) {
         for (uint32_t run = 0; run < 2; run++) {
-            fb_dense_view view = SIZED(fb_dense_view);
+            fb_dense_layer_view view = SIZED(fb_dense_layer_view);
             OK(dense, fb_dense_view(dense, layer, run, &view));
             const int32_t *slots = (const int32_t *)tensors.slots[view.group];
             for (uint32_t row = 0; row < query_rows; row++) {
@@ -76,11 +76,11 @@ static void write_rows(const fb_dense *dense, const request *of, uint32_t query_
 
 /* Attention: checks every row that the last query row of the only batch row reads. */
 static void read_rows(const fb_dense *dense, const request *of, uint32_t length) {
-    fb_dense_tensors tensors = tensors_of(dense);
+    fb_dense_step_tensors tensors = tensors_of(dense);
     CHECK(*(const int32_t *)tensors.lengths == (int32_t)length);
     for (uint32_t layer = 0; layer < DENSE_LAYERS; layer++) {
         for (uint32_t run = 0; run < 2; run++) {
-            fb_dense_view view = SIZED(fb_dense_view);
+            fb_dense_layer_view view = SIZED(fb_dense_layer_view);
             OK(dense, fb_dense_view(dense, layer, run, &view));
             const int32_t *table = (const int32_t *)tensors.tables[view.group];
             uint32_t first = view.group == 1 && length > WINDOW ? length - WINDOW : 0;
@@ -156,7 +156,7 @@ static void serve(fb_dense *dense, request *of) {
         (void)step_of(dense, of, QUERY, number % 2 + 1);
     }
     publish(dense, of, of->committed);
-    fb_dense_length length = SIZED(fb_dense_length);
+    fb_dense_sequence_length length = SIZED(fb_dense_sequence_length);
     OK(dense, fb_dense_length(dense, of->sequence, &length));
     CHECK(length.committed == of->committed && length.landed == QUERY && length.published == of->published);
     CHECK(length.published == of->committed / PAGE * PAGE);
@@ -170,8 +170,8 @@ static void number_tokens(request *of, uint32_t first) {
     }
 }
 
-static fb_dense_stats stats_dense(const fb_dense *dense) {
-    fb_dense_stats stats = SIZED(fb_dense_stats);
+static fb_dense_cache_stats stats_dense(const fb_dense *dense) {
+    fb_dense_cache_stats stats = SIZED(fb_dense_cache_stats);
     OK(dense, fb_dense_stats(dense, &stats));
     return stats;
 }
@@ -247,7 +247,7 @@ static void forks(void) {
 
 static void presets(void) {
     fb_dense_config config = SIZED(fb_dense_config);
-    fb_dense_footprint bytes = SIZED(fb_dense_footprint);
+    fb_dense_cache_footprint bytes = SIZED(fb_dense_cache_footprint);
     uint32_t layers[128], pages[FB_DENSE_GROUPS_MAX];
     char reason[512] = "";
     config.sequences = 4;

@@ -144,26 +144,30 @@ static void fill_dense(world *w, void *with) {
     (void)w;
     *(fb_dense_config *)with = dense_declared();
 }
-static fb_status try_dense(world *w, void *with) {
+static fb_status try_sized_dense(world *w, void *with) {
     fb_dense *dense = NULL;
     fb_status status = fb_dense_create(w->device, (const fb_dense_config *)with, NULL, 0, &dense);
     CHECK((status == FB_OK) == (dense != NULL));
     return status == FB_OK ? fb_dense_destroy(dense) : status;
 }
-static fb_status try_dense_footprint(world *w, void *with) {
+static fb_status try_sized_dense_footprint(world *w, void *with) {
     fb_dense_config config = dense_declared();
     (void)w;
-    return fb_dense_footprint(&config, NULL, 0, (fb_dense_footprint *)with);
+    return fb_dense_footprint(&config, NULL, 0, (fb_dense_cache_footprint *)with);
 }
-static fb_status try_dense_stats(world *w, void *with) { return fb_dense_stats(w->dense, (fb_dense_stats *)with); }
-static fb_status try_dense_view(world *w, void *with) { return fb_dense_view(w->dense, 1, 1, (fb_dense_view *)with); }
-static fb_status try_dense_tensors(world *w, void *with) {
-    return fb_dense_tensors(w->dense, 0, (fb_dense_tensors *)with);
+static fb_status try_sized_dense_stats(world *w, void *with) {
+    return fb_dense_stats(w->dense, (fb_dense_cache_stats *)with);
 }
-static fb_status try_dense_length(world *w, void *with) {
-    return fb_dense_length(w->dense, w->dense_sequence, (fb_dense_length *)with);
+static fb_status try_sized_dense_view(world *w, void *with) {
+    return fb_dense_view(w->dense, 1, 1, (fb_dense_layer_view *)with);
 }
-static fb_status try_dense_found(world *w, void *with) {
+static fb_status try_sized_dense_tensors(world *w, void *with) {
+    return fb_dense_tensors(w->dense, 0, (fb_dense_step_tensors *)with);
+}
+static fb_status try_sized_dense_length(world *w, void *with) {
+    return fb_dense_length(w->dense, w->dense_sequence, (fb_dense_sequence_length *)with);
+}
+static fb_status try_sized_dense_found(world *w, void *with) {
     return fb_dense_find(w->dense, w->names, (fb_dense_found *)with);
 }
 static fb_status try_stats(world *w, void *with) { return fb_cache_stats(w->cache, (fb_stats *)with); }
@@ -187,14 +191,14 @@ static const sized STRUCTS[] = {
     {"fb_layer_weights", sizeof(fb_layer_weights), 1, offsetof(fb_layer_weights, reserved), try_layer_weights,
      fill_nothing},
     {"fb_links_event", sizeof(fb_links_event), 1, 0, try_links_event, fill_nothing},
-    {"fb_dense_config", sizeof(fb_dense_config), 0, offsetof(fb_dense_config, layout), try_dense, fill_dense},
-    {"fb_dense_footprint", sizeof(fb_dense_footprint), 1, 0, try_dense_footprint, fill_nothing},
-    {"fb_dense_stats", sizeof(fb_dense_stats), 1, 0, try_dense_stats, fill_nothing},
-    {"fb_dense_view", sizeof(fb_dense_view), 1, 0, try_dense_view, fill_nothing},
-    {"fb_dense_tensors", sizeof(fb_dense_tensors), 1, 0, try_dense_tensors, fill_nothing},
-    {"fb_dense_length", sizeof(fb_dense_length), 1, offsetof(fb_dense_length, reserved), try_dense_length,
-     fill_nothing},
-    {"fb_dense_found", sizeof(fb_dense_found), 1, 0, try_dense_found, fill_nothing},
+    {"fb_dense_config", sizeof(fb_dense_config), 0, offsetof(fb_dense_config, layout), try_sized_dense, fill_dense},
+    {"fb_dense_cache_footprint", sizeof(fb_dense_cache_footprint), 1, 0, try_sized_dense_footprint, fill_nothing},
+    {"fb_dense_cache_stats", sizeof(fb_dense_cache_stats), 1, 0, try_sized_dense_stats, fill_nothing},
+    {"fb_dense_layer_view", sizeof(fb_dense_layer_view), 1, 0, try_sized_dense_view, fill_nothing},
+    {"fb_dense_step_tensors", sizeof(fb_dense_step_tensors), 1, 0, try_sized_dense_tensors, fill_nothing},
+    {"fb_dense_sequence_length", sizeof(fb_dense_sequence_length), 1, offsetof(fb_dense_sequence_length, reserved),
+     try_sized_dense_length, fill_nothing},
+    {"fb_dense_found", sizeof(fb_dense_found), 1, 0, try_sized_dense_found, fill_nothing},
     {"fb_stats", sizeof(fb_stats), 1, offsetof(fb_stats, slots_in_use), try_stats, fill_nothing},
     {"fb_info", sizeof(fb_info), 1, 0, try_info, fill_nothing},
     {"fb_sequence_length", sizeof(fb_sequence_length), 1, offsetof(fb_sequence_length, parked), try_sequence_length,

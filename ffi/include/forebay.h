@@ -1056,16 +1056,16 @@ typedef struct fb_dense_config {
     // Optional: the most query rows of a step, of all batch rows together: at least `batch` x `query_rows` (vLLM:
     // max_num_batched_tokens). Default: 2048, or `batch` x `query_rows` if that is more.
     uint32_t step_tokens;
-    // Optional: query rows that a decoding sequence may have in a step: 1 + drafts. A batch row with more is a chunk of
-    // a prompt, and none of its rows can be rejected. Default: 1.
+    // Optional: query rows that a decoding sequence may have in a step: 1 + drafts. A batch row with more is a chunk
+    // of a prompt, and none of its rows can be rejected. Default: 1.
     uint32_t query_rows;
     // Optional: the most steps of one sequence in flight. Default: 2.
     uint32_t steps_in_flight;
     // Optional: micro-batches that may each have a step open at the same time. Default: 1.
     uint32_t micro_batches;
-    // Optional: FB_MEMORY_ flags for the host's tier; FB_MEMORY_UNLOCKED also for the page tables and step descriptors,
-    // and FB_MEMORY_OVERCOMMIT for all host memory. Default: huge pages, allocated at creation and locked.
-    // fb_dense_fallback names each of these options that the system refused.
+    // Optional: FB_MEMORY_ flags for the host's tier; FB_MEMORY_UNLOCKED also for the page tables and step
+    // descriptors, and FB_MEMORY_OVERCOMMIT for all host memory. Default: huge pages, allocated at creation and
+    // locked. fb_dense_fallback names each of these options that the system refused.
     uint32_t memory;
     // Optional: the NUMA node of the host's tier, plus 1. Default: any node.
     uint32_t numa_node;
@@ -1075,8 +1075,8 @@ typedef struct fb_dense_config {
 
 // Statistics of a dense cache. A gauge describes the present; a counter only grows. Arrays have a number for each
 // group, 0 for groups that there are not.
-typedef struct fb_dense_stats {
-    // sizeof(fb_dense_stats), set by the caller.
+typedef struct fb_dense_cache_stats {
+    // sizeof(fb_dense_cache_stats), set by the caller.
     size_t size;
     // Gauge: sequences that are open, and closed ones that are not released yet (fb_dense_reap).
     uint32_t sequences;
@@ -1103,10 +1103,10 @@ typedef struct fb_dense_stats {
     uint64_t bytes_up;
     // Counter: steps retired.
     uint64_t steps;
-} fb_dense_stats;
+} fb_dense_cache_stats;
 
-// A plane of a group: device memory with one piece of every page. Page `p` begins at byte `p * page_bytes`. This struct
-// never grows.
+// A plane of a group: device memory with one piece of every page. Page `p` begins at byte `p * page_bytes`. This
+// struct never grows.
 typedef struct fb_dense_plane {
     // The device memory.
     void *address;
@@ -1121,8 +1121,8 @@ typedef struct fb_dense_plane {
 } fb_dense_plane;
 
 // Where one run of one layer is. Row `t` of page `p` begins at byte `p * stride + t * row_bytes` of `address`.
-typedef struct fb_dense_view {
-    // sizeof(fb_dense_view), set by the caller.
+typedef struct fb_dense_layer_view {
+    // sizeof(fb_dense_layer_view), set by the caller.
     size_t size;
     // The run's first row in page 0, on the device.
     void *address;
@@ -1134,12 +1134,12 @@ typedef struct fb_dense_view {
     uint32_t pages;
     // The layer's group.
     uint32_t group;
-} fb_dense_view;
+} fb_dense_layer_view;
 
 // What attention kernels read in the steps of one micro-batch: tensors in device memory, at addresses that never
 // change. Arrays have an address for each group, NULL for groups that there are not.
-typedef struct fb_dense_tensors {
-    // sizeof(fb_dense_tensors), set by the caller.
+typedef struct fb_dense_step_tensors {
+    // sizeof(fb_dense_step_tensors), set by the caller.
     size_t size;
     // Page tables, int32_t `[batch][blocks]` (vLLM: block_table). Entries beyond a sequence's pages have no meaning.
     void *tables[FB_DENSE_GROUPS_MAX];
@@ -1161,11 +1161,11 @@ typedef struct fb_dense_tensors {
     uint32_t blocks;
     // Bytes of a slot and of a position: 8 or 4 (`width` of fb_dense_config).
     uint32_t integer_bytes;
-} fb_dense_tensors;
+} fb_dense_step_tensors;
 
 // The bytes that a dense cache takes, by purpose.
-typedef struct fb_dense_footprint {
-    // sizeof(fb_dense_footprint), set by the caller.
+typedef struct fb_dense_cache_footprint {
+    // sizeof(fb_dense_cache_footprint), set by the caller.
     size_t size;
     // Device: the pages of all groups, the null pages included.
     uint64_t pages;
@@ -1173,13 +1173,14 @@ typedef struct fb_dense_footprint {
     uint64_t tables;
     // Device: the other tensors of steps: slots, positions, lengths and starts.
     uint64_t tensors;
-    // Device: the GPU's own page tables for the registered host memory, 8 bytes for each 4 KiB. A host device has none.
+    // Device: the GPU's own page tables for the registered host memory, 8 bytes for each 4 KiB. A host device has
+    // none.
     uint64_t host_page_tables;
     // Host: the page tables of all sequences, pinned.
     uint64_t host_tables;
     // Host: the pinned ring of step descriptors and reports.
     uint64_t step_descriptors;
-} fb_dense_footprint;
+} fb_dense_cache_footprint;
 
 // How much of a prompt a dense cache has.
 typedef struct fb_dense_found {
@@ -1192,8 +1193,8 @@ typedef struct fb_dense_found {
 } fb_dense_found;
 
 // The lengths of a sequence of a dense cache.
-typedef struct fb_dense_length {
-    // sizeof(fb_dense_length), set by the caller.
+typedef struct fb_dense_sequence_length {
+    // sizeof(fb_dense_sequence_length), set by the caller.
     size_t size;
     // Committed tokens, as far as the host can see from retired steps.
     uint32_t committed;
@@ -1203,7 +1204,7 @@ typedef struct fb_dense_length {
     uint32_t published;
     // Always 0.
     uint32_t reserved;
-} fb_dense_length;
+} fb_dense_sequence_length;
 
 // One batch row of a step: a sequence and its query rows. This struct never grows.
 typedef struct fb_batch_row {
@@ -2320,9 +2321,9 @@ fb_status fb_chooser_table(const struct fb_chooser *chooser,
 fb_status fb_chooser_destroy(struct fb_chooser *chooser);
 
 // Makes a dense cache on a device and takes all its memory, which belongs to the device until fb_device_destroy.
-// Neither fb_dense_destroy nor a creation that fails half-way frees any of it; to replace a cache, make another device.
-// FB_INVALID_CONFIG and FB_OVERFLOW name the field; FB_OUT_OF_MEMORY gives the size. On failure, `text` receives the
-// reason.
+// Neither fb_dense_destroy nor a creation that fails half-way frees any of it; to replace a cache, make another
+// device. FB_INVALID_CONFIG and FB_OVERFLOW name the field; FB_OUT_OF_MEMORY gives the size. On failure, `text`
+// receives the reason.
 //
 // Requires:
 // `config` states its real size, and the layers of its groups are valid; `text` has `text_bytes` bytes; `dense` has
@@ -2334,8 +2335,8 @@ fb_status fb_dense_create(const struct fb_device *device,
                           struct fb_dense **dense);
 
 // Ends a dense cache. Its pages are the device's memory, as fb_cache_destroy says. The call returns FB_BUSY while a
-// sequence is open, a closed sequence is not released (fb_dense_reap), or a step is not retired; nothing has ended then,
-// and the handle stays valid.
+// sequence is open, a closed sequence is not released (fb_dense_reap), or a step is not retired; nothing has ended
+// then, and the handle stays valid.
 //
 // Requires:
 // No operation that was enqueued for it still uses the caller's buffers.
@@ -2345,11 +2346,12 @@ fb_status fb_dense_destroy(struct fb_dense *dense);
 //
 // Requires:
 // `stats` states its real size.
-fb_status fb_dense_stats(const struct fb_dense *dense, struct fb_dense_stats *stats);
+fb_status fb_dense_stats(const struct fb_dense *dense, struct fb_dense_cache_stats *stats);
 
-// Copies the planes of a group, as many as `room` allows, and never changes them. `*count` receives how many there are:
-// one for each layer and run with FB_DENSE_LAYER_FIRST and FB_DENSE_RUNS_APART, by layer, then by run; fewer where
-// layers or runs share a plane. fb_dense_view says where a layer's rows are. FB_OUT_OF_RANGE for an unknown group.
+// Copies the planes of a group, as many as `room` allows, and never changes them. `*count` receives how many there
+// are: one for each layer and run with FB_DENSE_LAYER_FIRST and FB_DENSE_RUNS_APART, by layer, then by run; fewer
+// where layers or runs share a plane. fb_dense_view says where a layer's rows are. FB_OUT_OF_RANGE for an unknown
+// group.
 //
 // Requires:
 // `planes` has `room` places; `count` has room for the result.
@@ -2367,7 +2369,7 @@ fb_status fb_dense_planes(const struct fb_dense *dense,
 fb_status fb_dense_view(const struct fb_dense *dense,
                         uint32_t layer,
                         uint32_t run,
-                        struct fb_dense_view *view);
+                        struct fb_dense_layer_view *view);
 
 // Returns what attention reads in the steps of a micro-batch. fb_dense_prepare enqueues the work that fills it. The
 // addresses stay the same for the cache's life, so a captured graph can read them. FB_OUT_OF_RANGE for an unknown
@@ -2377,7 +2379,7 @@ fb_status fb_dense_view(const struct fb_dense *dense,
 // `tensors` states its real size.
 fb_status fb_dense_tensors(const struct fb_dense *dense,
                            uint32_t micro_batch,
-                           struct fb_dense_tensors *tensors);
+                           struct fb_dense_step_tensors *tensors);
 
 // Frees what ended work still holds: closed sequences, pages that finished copies have read, and step descriptors of
 // begins that the device refused half-way. `waiting`, which may be NULL, receives the number of closed sequences that
@@ -2421,10 +2423,10 @@ fb_status fb_dense_preset(const char *name,
 
 // Computes the device pages of each group with which `sequences` sequences of `tokens` tokens fit: the null page, each
 // sequence's pages with its rows in flight, and for groups with a sliding window the pages of prompt chunks in flight.
-// `pages` receives FB_DENSE_GROUPS_MAX numbers, 0 for groups that there are not; UINT32_MAX where more would be needed.
-// It depends on `step_tokens`, `query_rows`, `steps_in_flight`, `micro_batches` and `batch` of the configuration, and
-// ignores `device_pages`. The call refuses every configuration that fb_dense_create refuses before it asks for memory.
-// On failure, `text` receives the reason. Any thread may call it.
+// `pages` receives FB_DENSE_GROUPS_MAX numbers, 0 for groups that there are not; UINT32_MAX where more would be
+// needed. It depends on `step_tokens`, `query_rows`, `steps_in_flight`, `micro_batches` and `batch` of the
+// configuration, and ignores `device_pages`. The call refuses every configuration that fb_dense_create refuses before
+// it asks for memory. On failure, `text` receives the reason. Any thread may call it.
 //
 // Requires:
 // `config` states its real size, and the layers of its groups are valid; `text` has `text_bytes` bytes; `pages` has
@@ -2445,11 +2447,11 @@ fb_status fb_dense_pages_for(const struct fb_dense_config *config,
 fb_status fb_dense_footprint(const struct fb_dense_config *config,
                              char *text,
                              size_t text_bytes,
-                             struct fb_dense_footprint *footprint);
+                             struct fb_dense_cache_footprint *footprint);
 
 // Hashes the full pages of a prompt, for fb_dense_find and fb_dense_open_shared. The salt separates equal tokens of
-// different tenants, adapters or weights; it may be empty. FB_OUT_OF_RANGE for more ids than `max_tokens`, and for keys
-// that are neither none nor one for each full page. The names belong to no thread and outlive their cache.
+// different tenants, adapters or weights; it may be empty. FB_OUT_OF_RANGE for more ids than `max_tokens`, and for
+// keys that are neither none nor one for each full page. The names belong to no thread and outlive their cache.
 //
 // Requires:
 // `salt` has `salt_bytes` bytes. `prompt` states its real size, and everything it points to is valid. `names` has room
@@ -2477,11 +2479,11 @@ fb_status fb_dense_find(const struct fb_dense *dense,
 
 // Opens a sequence like fb_dense_open, for a prompt whose names are known. The sequence shares the leading pages that
 // were published under these names and are still in a tier; those that are on the host alone come back on `stream`.
-// `found` receives how many tokens the sequence has already; its first step continues after them, and steps wait on the
-// device for what comes back. `ticket` may be NULL; otherwise it receives the ticket of these copies. Admission counts
-// only the pages that are not shared. Name the leading ids that may be shared: leave out the last one of the prompt if
-// its row must be computed again for its logits. For all ranks to share the same prefix, pass on each rank the names
-// that the rank with the fewest can find (fb_dense_find).
+// `found` receives how many tokens the sequence has already; its first step continues after them, and steps wait on
+// the device for what comes back. `ticket` may be NULL; otherwise it receives the ticket of these copies. Admission
+// counts only the pages that are not shared. Name the leading ids that may be shared: leave out the last one of the
+// prompt if its row must be computed again for its logits. For all ranks to share the same prefix, pass on each rank
+// the names that the rank with the fewest can find (fb_dense_find).
 //
 // Errors are those of fb_dense_open, and FB_OUT_OF_RANGE for names of more tokens than the prompt has. An error takes
 // nothing; if the device refuses the call half-way, fb_dense_reap frees the pages later.
@@ -2497,11 +2499,11 @@ fb_status fb_dense_open_shared(struct fb_dense *dense,
                                struct fb_dense_found *found,
                                struct fb_ticket **ticket);
 
-// Starting at token `from`, publishes the full pages whose rows are accepted and whose steps have been retired, so that
-// other sequences can find them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from
-// `from` on, as far as they are known. `*published` receives how many tokens the sequence's published pages have now.
-// Call it again after more steps have been retired, and before fb_dense_close; in a model with sliding windows, after
-// each chunk of a prompt, because pages before the window are gone. FB_INVALID_STATE for a sequence that neither
+// Starting at token `from`, publishes the full pages whose rows are accepted and whose steps have been retired, so
+// that other sequences can find them by block hash (vLLM: a cached full block). `next` has the sequence's token ids
+// from `from` on, as far as they are known. `*published` receives how many tokens the sequence's published pages have
+// now. Call it again after more steps have been retired, and before fb_dense_close; in a model with sliding windows,
+// after each chunk of a prompt, because pages before the window are gone. FB_INVALID_STATE for a sequence that neither
 // fb_dense_open_shared opened nor fb_dense_fork made from such a sequence, or whose step failed. FB_BUSY while a
 // ticket's work for it is in flight; steps in flight do not matter. FB_DEVICE_FAILED if its last copy failed.
 // FB_OUT_OF_RANGE when `from` differs from the `published` that fb_dense_length returns, for more ids than were
@@ -2517,8 +2519,8 @@ fb_status fb_dense_publish(struct fb_dense *dense,
 
 // Copies published pages that are not yet in the host's tier to it, the oldest first, at most `bytes` bytes in this
 // call: so the caller bounds the bytes a second. `stream` should have a low priority, and be no stream of steps.
-// `*saved` receives the bytes; 0 if nothing is left to copy, `bytes` is less than a page, or there is no such tier. The
-// errors are the device's: the next call that names a stream enqueues the copies that it refused.
+// `*saved` receives the bytes; 0 if nothing is left to copy, `bytes` is less than a page, or there is no such tier.
+// The errors are the device's: the next call that names a stream enqueues the copies that it refused.
 //
 // Requires:
 // `saved` has room for the result.
@@ -2571,8 +2573,8 @@ fb_status fb_dense_fork(struct fb_dense *dense,
 // landed rows from it on are rejected. Pages that other sequences share from the length on are replaced, and `stream`
 // copies the rows of the first of them that remain. After the call a sequence whose step failed may take part in steps
 // again. `ticket` may be NULL; otherwise it receives the ticket of the copy. FB_BUSY while work of the sequence is in
-// flight. FB_OUT_OF_RANGE for a length beyond the committed and landed rows, and for one whose sliding window was given
-// back. FB_EXHAUSTED when shared pages cannot be replaced. After any of these nothing has changed. If the device
+// flight. FB_OUT_OF_RANGE for a length beyond the committed and landed rows, and for one whose sliding window was
+// given back. FB_EXHAUSTED when shared pages cannot be replaced. After any of these nothing has changed. If the device
 // refuses the call half-way, call it again with the same length or a smaller one; only fb_dense_close also accepts the
 // sequence until then.
 //
@@ -2588,11 +2590,13 @@ fb_status fb_dense_truncate(struct fb_dense *dense,
 //
 // Requires:
 // `length` states its real size.
-fb_status fb_dense_length(const struct fb_dense *dense, uint64_t sequence, struct fb_dense_length *length);
+fb_status fb_dense_length(const struct fb_dense *dense,
+                          uint64_t sequence,
+                          struct fb_dense_sequence_length *length);
 
 // Copies the device pages of a sequence in a group, in token order, as many as `room` allows: number `b` has the rows
-// of positions from `b * page_tokens` on. Pages before a sliding window are 0, the null page. `*count` receives how many
-// there are. FB_OUT_OF_RANGE for an unknown group.
+// of positions from `b * page_tokens` on. Pages before a sliding window are 0, the null page. `*count` receives how
+// many there are. FB_OUT_OF_RANGE for an unknown group.
 //
 // Requires:
 // `pages` has `room` places; `count` has room for the result.
@@ -2603,9 +2607,10 @@ fb_status fb_dense_pages(const struct fb_dense *dense,
                          uint32_t room,
                          uint32_t *count);
 
-// Ends a sequence, also to abort a request. Its number is closed at once. Its pages become free when the last step that
-// uses them has been retired and every ticket of the sequence has ended: in this call, in that fb_dense_retire, or in
-// fb_dense_reap. If the device refuses the call, the sequence is closed even so, and fb_dense_reap frees its pages.
+// Ends a sequence, also to abort a request. Its number is closed at once. Its pages become free when the last step
+// that uses them has been retired and every ticket of the sequence has ended: in this call, in that fb_dense_retire,
+// or in fb_dense_reap. If the device refuses the call, the sequence is closed even so, and fb_dense_reap frees its
+// pages.
 //
 // Requires:
 // `stream` is ordered after the work that the engine has enqueued for the sequence outside of steps.
@@ -2626,10 +2631,10 @@ fb_status fb_dense_close(struct fb_dense *dense,
 // FB_BUSY when every step descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step),
 // and when the micro-batch's last step is not finished. FB_INVALID_STATE for a sequence whose step failed or whose
 // first step was in another micro-batch. FB_INVALID_CONFIG for a sequence that is named twice, and for
-// FB_ACCEPTED_ON_DEVICE without `accepted`. FB_OUT_OF_RANGE for no or too many batch rows, query rows or accepted rows,
-// and for a sequence that would outgrow its admitted tokens. FB_DEVICE_FAILED if the last copy of a sequence failed.
-// FB_CLOSED for a closed sequence. On an error no step begins. If the device refuses the call half-way, its step
-// descriptor becomes free once the stream has passed what was enqueued.
+// FB_ACCEPTED_ON_DEVICE without `accepted`. FB_OUT_OF_RANGE for no or too many batch rows, query rows or accepted
+// rows, and for a sequence that would outgrow its admitted tokens. FB_DEVICE_FAILED if the last copy of a sequence
+// failed. FB_CLOSED for a closed sequence. On an error no step begins. If the device refuses the call half-way, its
+// step descriptor becomes free once the stream has passed what was enqueued.
 //
 // Requires:
 // `rows` has `row_count` batch rows. `accepted` is NULL, or valid until the stream has passed this call. `step` has
@@ -2656,13 +2661,13 @@ fb_status fb_dense_abandon(struct fb_dense *dense,
                            fb_step step);
 
 // Ends a step whose work has ended, and sets `*step` to 0. `lengths` receives the committed length, in tokens, of each
-// batch row's sequence, as many as `room` allows: after the step's own commit, without its new rows. `count`, which may
-// be NULL, receives the number of batch rows. FB_BUSY means that the step's work is still running, or that
+// batch row's sequence, as many as `room` allows: after the step's own commit, without its new rows. `count`, which
+// may be NULL, receives the number of batch rows. FB_BUSY means that the step's work is still running, or that
 // fb_dense_finish was not called for it: retire it later. After an error the step has ended if and only if `*step` is
 // 0. FB_DEVICE_FAILED means that the device failed or a step asked for what its sequences do not have; FB_CANCELLED
 // that the step was abandoned. After any error that sets `*step` to 0, discard the step's tokens, and truncate
-// (fb_dense_truncate) or close its sequences. A step that was enqueued after a failed one fails too: retire it as well,
-// then truncate to at most the length that was committed before the first failed step. `stream` is as for
+// (fb_dense_truncate) or close its sequences. A step that was enqueued after a failed one fails too: retire it as
+// well, then truncate to at most the length that was committed before the first failed step. `stream` is as for
 // fb_dense_close.
 //
 // Requires:

@@ -24,8 +24,8 @@ pub const FB_DENSE_ALL: u32 = u32::MAX;
 /// group, 0 for groups that there are not.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct FbDenseStats {
-    /// sizeof(fb_dense_stats), set by the caller.
+pub struct FbDenseCacheStats {
+    /// sizeof(fb_dense_cache_stats), set by the caller.
     pub size: usize,
     /// Gauge: sequences that are open, and closed ones that are not released yet (fb_dense_reap).
     pub sequences: u32,
@@ -55,14 +55,14 @@ pub struct FbDenseStats {
 }
 
 // SAFETY: words, twenty-four of 4 bytes between words of 8.
-unsafe impl Plain for FbDenseStats {}
-impl Versioned for FbDenseStats {
-    const NAME: &'static str = "fb_dense_stats";
-    const REQUIRED: usize = std::mem::offset_of!(FbDenseStats, steps) + 8;
+unsafe impl Plain for FbDenseCacheStats {}
+impl Versioned for FbDenseCacheStats {
+    const NAME: &'static str = "fb_dense_cache_stats";
+    const REQUIRED: usize = std::mem::offset_of!(FbDenseCacheStats, steps) + 8;
 }
 
-/// A plane of a group: device memory with one piece of every page. Page `p` begins at byte `p * page_bytes`. This struct
-/// never grows.
+/// A plane of a group: device memory with one piece of every page. Page `p` begins at byte `p * page_bytes`. This
+/// struct never grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct FbDensePlane {
@@ -84,8 +84,8 @@ unsafe impl Plain for FbDensePlane {}
 /// Where one run of one layer is. Row `t` of page `p` begins at byte `p * stride + t * row_bytes` of `address`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct FbDenseView {
-    /// sizeof(fb_dense_view), set by the caller.
+pub struct FbDenseLayerView {
+    /// sizeof(fb_dense_layer_view), set by the caller.
     pub size: usize,
     /// The run's first row in page 0, on the device.
     pub address: *mut c_void,
@@ -100,18 +100,18 @@ pub struct FbDenseView {
 }
 
 // SAFETY: words and a pointer, which is one; two of 4 bytes at the end.
-unsafe impl Plain for FbDenseView {}
-impl Versioned for FbDenseView {
-    const NAME: &'static str = "fb_dense_view";
-    const REQUIRED: usize = std::mem::offset_of!(FbDenseView, group) + 4;
+unsafe impl Plain for FbDenseLayerView {}
+impl Versioned for FbDenseLayerView {
+    const NAME: &'static str = "fb_dense_layer_view";
+    const REQUIRED: usize = std::mem::offset_of!(FbDenseLayerView, group) + 4;
 }
 
 /// What attention kernels read in the steps of one micro-batch: tensors in device memory, at addresses that never
 /// change. Arrays have an address for each group, NULL for groups that there are not.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct FbDenseTensors {
-    /// sizeof(fb_dense_tensors), set by the caller.
+pub struct FbDenseStepTensors {
+    /// sizeof(fb_dense_step_tensors), set by the caller.
     pub size: usize,
     /// Page tables, int32_t `[batch][blocks]` (vLLM: block_table). Entries beyond a sequence's pages have no meaning.
     pub tables: [*mut c_void; FB_DENSE_GROUPS_MAX],
@@ -136,10 +136,10 @@ pub struct FbDenseTensors {
 }
 
 // SAFETY: words and pointers, which are words; four of 4 bytes at the end.
-unsafe impl Plain for FbDenseTensors {}
-impl Versioned for FbDenseTensors {
-    const NAME: &'static str = "fb_dense_tensors";
-    const REQUIRED: usize = std::mem::offset_of!(FbDenseTensors, integer_bytes) + 4;
+unsafe impl Plain for FbDenseStepTensors {}
+impl Versioned for FbDenseStepTensors {
+    const NAME: &'static str = "fb_dense_step_tensors";
+    const REQUIRED: usize = std::mem::offset_of!(FbDenseStepTensors, integer_bytes) + 4;
 }
 
 /// A cache of one dense model on one device.
@@ -209,11 +209,11 @@ impl FbDense {
             ))
     }
 
-    fn stats(&self) -> FbDenseStats {
+    fn stats(&self) -> FbDenseCacheStats {
         let now = self.cache.stats();
         let tiers = |of: fn(&TierStats) -> u32| now.tiers.each_ref().map(of);
-        FbDenseStats {
-            size: size_of::<FbDenseStats>(),
+        FbDenseCacheStats {
+            size: size_of::<FbDenseCacheStats>(),
             sequences: now.sequences,
             free_sequences: now.free_sequences,
             steps_in_flight: now.steps_in_flight,
@@ -229,14 +229,14 @@ impl FbDense {
         }
     }
 
-    fn view(&self, layer: u32, run: u32) -> Result<FbDenseView> {
+    fn view(&self, layer: u32, run: u32) -> Result<FbDenseLayerView> {
         let none =
             || Error::new(Kind::OutOfRange, "view").at("layer and run").with("layer", layer).with("run", run);
         let config = self.cache.config();
         let view = config.view(layer, run as usize).ok_or_else(none)?;
         let plane = self.cache.planes(view.group)?.nth(view.plane).ok_or_else(none)?;
-        Ok(FbDenseView {
-            size: size_of::<FbDenseView>(),
+        Ok(FbDenseLayerView {
+            size: size_of::<FbDenseLayerView>(),
             address: cast::address(&plane.memory).wrapping_byte_add(view.offset as usize),
             stride: view.stride,
             row_bytes: view.row,
@@ -245,10 +245,10 @@ impl FbDense {
         })
     }
 
-    fn tensors(&self, micro_batch: u32) -> Result<FbDenseTensors> {
+    fn tensors(&self, micro_batch: u32) -> Result<FbDenseStepTensors> {
         let (found, config) = (self.cache.tensors(MicroBatch(micro_batch))?, self.cache.config());
-        let mut tensors = FbDenseTensors {
-            size: size_of::<FbDenseTensors>(),
+        let mut tensors = FbDenseStepTensors {
+            size: size_of::<FbDenseStepTensors>(),
             tables: [std::ptr::null_mut(); FB_DENSE_GROUPS_MAX],
             slots: [std::ptr::null_mut(); FB_DENSE_GROUPS_MAX],
             positions: cast::address(&found.positions),
@@ -267,9 +267,9 @@ impl FbDense {
 }
 
 /// Makes a dense cache on a device and takes all its memory, which belongs to the device until fb_device_destroy.
-/// Neither fb_dense_destroy nor a creation that fails half-way frees any of it; to replace a cache, make another device.
-/// FB_INVALID_CONFIG and FB_OVERFLOW name the field; FB_OUT_OF_MEMORY gives the size. On failure, `text` receives the
-/// reason.
+/// Neither fb_dense_destroy nor a creation that fails half-way frees any of it; to replace a cache, make another
+/// device. FB_INVALID_CONFIG and FB_OVERFLOW name the field; FB_OUT_OF_MEMORY gives the size. On failure, `text`
+/// receives the reason.
 ///
 /// # Safety
 /// `config` states its real size, and the layers of its groups are valid; `text` has `text_bytes` bytes; `dense` has
@@ -295,8 +295,8 @@ pub unsafe extern "C" fn fb_dense_create(
 }
 
 /// Ends a dense cache. Its pages are the device's memory, as fb_cache_destroy says. The call returns FB_BUSY while a
-/// sequence is open, a closed sequence is not released (fb_dense_reap), or a step is not retired; nothing has ended then,
-/// and the handle stays valid.
+/// sequence is open, a closed sequence is not released (fb_dense_reap), or a step is not retired; nothing has ended
+/// then, and the handle stays valid.
 ///
 /// # Safety
 /// No operation that was enqueued for it still uses the caller's buffers.
@@ -310,7 +310,7 @@ pub unsafe extern "C" fn fb_dense_destroy(dense: *mut FbDense) -> FbStatus {
 /// # Safety
 /// `stats` states its real size.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fb_dense_stats(dense: *const FbDense, stats: *mut FbDenseStats) -> FbStatus {
+pub unsafe extern "C" fn fb_dense_stats(dense: *const FbDense, stats: *mut FbDenseCacheStats) -> FbStatus {
     read(dense, |dense| {
         // SAFETY: this call's contract.
         unsafe { cast::versioned_out(stats) }?.set(&dense.stats());
@@ -318,9 +318,10 @@ pub unsafe extern "C" fn fb_dense_stats(dense: *const FbDense, stats: *mut FbDen
     })
 }
 
-/// Copies the planes of a group, as many as `room` allows, and never changes them. `*count` receives how many there are:
-/// one for each layer and run with FB_DENSE_LAYER_FIRST and FB_DENSE_RUNS_APART, by layer, then by run; fewer where
-/// layers or runs share a plane. fb_dense_view says where a layer's rows are. FB_OUT_OF_RANGE for an unknown group.
+/// Copies the planes of a group, as many as `room` allows, and never changes them. `*count` receives how many there
+/// are: one for each layer and run with FB_DENSE_LAYER_FIRST and FB_DENSE_RUNS_APART, by layer, then by run; fewer
+/// where layers or runs share a plane. fb_dense_view says where a layer's rows are. FB_OUT_OF_RANGE for an unknown
+/// group.
 ///
 /// # Safety
 /// `planes` has `room` places; `count` has room for the result.
@@ -357,7 +358,7 @@ pub unsafe extern "C" fn fb_dense_view(
     dense: *const FbDense,
     layer: u32,
     run: u32,
-    view: *mut FbDenseView,
+    view: *mut FbDenseLayerView,
 ) -> FbStatus {
     read(dense, |dense| {
         // SAFETY: this call's contract.
@@ -377,7 +378,7 @@ pub unsafe extern "C" fn fb_dense_view(
 pub unsafe extern "C" fn fb_dense_tensors(
     dense: *const FbDense,
     micro_batch: u32,
-    tensors: *mut FbDenseTensors,
+    tensors: *mut FbDenseStepTensors,
 ) -> FbStatus {
     read(dense, |dense| {
         // SAFETY: this call's contract.

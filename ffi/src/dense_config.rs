@@ -93,16 +93,16 @@ pub struct FbDenseConfig {
     /// Optional: the most query rows of a step, of all batch rows together: at least `batch` x `query_rows` (vLLM:
     /// max_num_batched_tokens). Default: 2048, or `batch` x `query_rows` if that is more.
     pub step_tokens: u32,
-    /// Optional: query rows that a decoding sequence may have in a step: 1 + drafts. A batch row with more is a chunk of
-    /// a prompt, and none of its rows can be rejected. Default: 1.
+    /// Optional: query rows that a decoding sequence may have in a step: 1 + drafts. A batch row with more is a chunk
+    /// of a prompt, and none of its rows can be rejected. Default: 1.
     pub query_rows: u32,
     /// Optional: the most steps of one sequence in flight. Default: 2.
     pub steps_in_flight: u32,
     /// Optional: micro-batches that may each have a step open at the same time. Default: 1.
     pub micro_batches: u32,
-    /// Optional: FB_MEMORY_ flags for the host's tier; FB_MEMORY_UNLOCKED also for the page tables and step descriptors,
-    /// and FB_MEMORY_OVERCOMMIT for all host memory. Default: huge pages, allocated at creation and locked.
-    /// fb_dense_fallback names each of these options that the system refused.
+    /// Optional: FB_MEMORY_ flags for the host's tier; FB_MEMORY_UNLOCKED also for the page tables and step
+    /// descriptors, and FB_MEMORY_OVERCOMMIT for all host memory. Default: huge pages, allocated at creation and
+    /// locked. fb_dense_fallback names each of these options that the system refused.
     pub memory: u32,
     /// Optional: the NUMA node of the host's tier, plus 1. Default: any node.
     pub numa_node: u32,
@@ -120,8 +120,8 @@ impl Versioned for FbDenseConfig {
 /// The bytes that a dense cache takes, by purpose.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct FbDenseFootprint {
-    /// sizeof(fb_dense_footprint), set by the caller.
+pub struct FbDenseCacheFootprint {
+    /// sizeof(fb_dense_cache_footprint), set by the caller.
     pub size: usize,
     /// Device: the pages of all groups, the null pages included.
     pub pages: u64,
@@ -129,7 +129,8 @@ pub struct FbDenseFootprint {
     pub tables: u64,
     /// Device: the other tensors of steps: slots, positions, lengths and starts.
     pub tensors: u64,
-    /// Device: the GPU's own page tables for the registered host memory, 8 bytes for each 4 KiB. A host device has none.
+    /// Device: the GPU's own page tables for the registered host memory, 8 bytes for each 4 KiB. A host device has
+    /// none.
     pub host_page_tables: u64,
     /// Host: the page tables of all sequences, pinned.
     pub host_tables: u64,
@@ -138,10 +139,10 @@ pub struct FbDenseFootprint {
 }
 
 // SAFETY: words of 8 bytes.
-unsafe impl Plain for FbDenseFootprint {}
-impl Versioned for FbDenseFootprint {
-    const NAME: &'static str = "fb_dense_footprint";
-    const REQUIRED: usize = std::mem::offset_of!(FbDenseFootprint, step_descriptors) + 8;
+unsafe impl Plain for FbDenseCacheFootprint {}
+impl Versioned for FbDenseCacheFootprint {
+    const NAME: &'static str = "fb_dense_cache_footprint";
+    const REQUIRED: usize = std::mem::offset_of!(FbDenseCacheFootprint, step_descriptors) + 8;
 }
 
 fn refuse(place: &'static str, value: u32) -> Error {
@@ -297,10 +298,10 @@ pub unsafe extern "C" fn fb_dense_preset(
 
 /// Computes the device pages of each group with which `sequences` sequences of `tokens` tokens fit: the null page, each
 /// sequence's pages with its rows in flight, and for groups with a sliding window the pages of prompt chunks in flight.
-/// `pages` receives FB_DENSE_GROUPS_MAX numbers, 0 for groups that there are not; UINT32_MAX where more would be needed.
-/// It depends on `step_tokens`, `query_rows`, `steps_in_flight`, `micro_batches` and `batch` of the configuration, and
-/// ignores `device_pages`. The call refuses every configuration that fb_dense_create refuses before it asks for memory.
-/// On failure, `text` receives the reason. Any thread may call it.
+/// `pages` receives FB_DENSE_GROUPS_MAX numbers, 0 for groups that there are not; UINT32_MAX where more would be
+/// needed. It depends on `step_tokens`, `query_rows`, `steps_in_flight`, `micro_batches` and `batch` of the
+/// configuration, and ignores `device_pages`. The call refuses every configuration that fb_dense_create refuses before
+/// it asks for memory. On failure, `text` receives the reason. Any thread may call it.
 ///
 /// # Safety
 /// `config` states its real size, and the layers of its groups are valid; `text` has `text_bytes` bytes; `pages` has
@@ -341,7 +342,7 @@ pub unsafe extern "C" fn fb_dense_footprint(
     config: *const FbDenseConfig,
     text: *mut c_char,
     text_bytes: usize,
-    footprint: *mut FbDenseFootprint,
+    footprint: *mut FbDenseCacheFootprint,
 ) -> FbStatus {
     // SAFETY: this call's contract, for all of them.
     unsafe {
@@ -349,8 +350,8 @@ pub unsafe extern "C" fn fb_dense_footprint(
             let footprint = cast::versioned_out(footprint)?;
             let config = FbDenseConfig::declare(&cast::versioned(config)?)?;
             let all = config.footprint().map_err(in_words)?;
-            footprint.set(&FbDenseFootprint {
-                size: size_of::<FbDenseFootprint>(),
+            footprint.set(&FbDenseCacheFootprint {
+                size: size_of::<FbDenseCacheFootprint>(),
                 pages: all.pages,
                 tables: all.tables,
                 tensors: all.tensors,

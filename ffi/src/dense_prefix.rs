@@ -50,8 +50,8 @@ impl From<Found> for FbDenseFound {
 }
 
 /// Hashes the full pages of a prompt, for fb_dense_find and fb_dense_open_shared. The salt separates equal tokens of
-/// different tenants, adapters or weights; it may be empty. FB_OUT_OF_RANGE for more ids than `max_tokens`, and for keys
-/// that are neither none nor one for each full page. The names belong to no thread and outlive their cache.
+/// different tenants, adapters or weights; it may be empty. FB_OUT_OF_RANGE for more ids than `max_tokens`, and for
+/// keys that are neither none nor one for each full page. The names belong to no thread and outlive their cache.
 ///
 /// # Safety
 /// `salt` has `salt_bytes` bytes. `prompt` states its real size, and everything it points to is valid. `names` has room
@@ -103,11 +103,11 @@ pub unsafe extern "C" fn fb_dense_find(
 
 /// Opens a sequence like fb_dense_open, for a prompt whose names are known. The sequence shares the leading pages that
 /// were published under these names and are still in a tier; those that are on the host alone come back on `stream`.
-/// `found` receives how many tokens the sequence has already; its first step continues after them, and steps wait on the
-/// device for what comes back. `ticket` may be NULL; otherwise it receives the ticket of these copies. Admission counts
-/// only the pages that are not shared. Name the leading ids that may be shared: leave out the last one of the prompt if
-/// its row must be computed again for its logits. For all ranks to share the same prefix, pass on each rank the names
-/// that the rank with the fewest can find (fb_dense_find).
+/// `found` receives how many tokens the sequence has already; its first step continues after them, and steps wait on
+/// the device for what comes back. `ticket` may be NULL; otherwise it receives the ticket of these copies. Admission
+/// counts only the pages that are not shared. Name the leading ids that may be shared: leave out the last one of the
+/// prompt if its row must be computed again for its logits. For all ranks to share the same prefix, pass on each rank
+/// the names that the rank with the fewest can find (fb_dense_find).
 ///
 /// Errors are those of fb_dense_open, and FB_OUT_OF_RANGE for names of more tokens than the prompt has. An error takes
 /// nothing; if the device refuses the call half-way, fb_dense_reap frees the pages later.
@@ -141,11 +141,11 @@ pub unsafe extern "C" fn fb_dense_open_shared(
     })
 }
 
-/// Starting at token `from`, publishes the full pages whose rows are accepted and whose steps have been retired, so that
-/// other sequences can find them by block hash (vLLM: a cached full block). `next` has the sequence's token ids from
-/// `from` on, as far as they are known. `*published` receives how many tokens the sequence's published pages have now.
-/// Call it again after more steps have been retired, and before fb_dense_close; in a model with sliding windows, after
-/// each chunk of a prompt, because pages before the window are gone. FB_INVALID_STATE for a sequence that neither
+/// Starting at token `from`, publishes the full pages whose rows are accepted and whose steps have been retired, so
+/// that other sequences can find them by block hash (vLLM: a cached full block). `next` has the sequence's token ids
+/// from `from` on, as far as they are known. `*published` receives how many tokens the sequence's published pages have
+/// now. Call it again after more steps have been retired, and before fb_dense_close; in a model with sliding windows,
+/// after each chunk of a prompt, because pages before the window are gone. FB_INVALID_STATE for a sequence that neither
 /// fb_dense_open_shared opened nor fb_dense_fork made from such a sequence, or whose step failed. FB_BUSY while a
 /// ticket's work for it is in flight; steps in flight do not matter. FB_DEVICE_FAILED if its last copy failed.
 /// FB_OUT_OF_RANGE when `from` differs from the `published` that fb_dense_length returns, for more ids than were
@@ -172,8 +172,8 @@ pub unsafe extern "C" fn fb_dense_publish(
 
 /// Copies published pages that are not yet in the host's tier to it, the oldest first, at most `bytes` bytes in this
 /// call: so the caller bounds the bytes a second. `stream` should have a low priority, and be no stream of steps.
-/// `*saved` receives the bytes; 0 if nothing is left to copy, `bytes` is less than a page, or there is no such tier. The
-/// errors are the device's: the next call that names a stream enqueues the copies that it refused.
+/// `*saved` receives the bytes; 0 if nothing is left to copy, `bytes` is less than a page, or there is no such tier.
+/// The errors are the device's: the next call that names a stream enqueues the copies that it refused.
 ///
 /// # Safety
 /// `saved` has room for the result.

@@ -13,8 +13,8 @@ use crate::ticket::{self, FbTicket};
 /// The lengths of a sequence of a dense cache.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct FbDenseLength {
-    /// sizeof(fb_dense_length), set by the caller.
+pub struct FbDenseSequenceLength {
+    /// sizeof(fb_dense_sequence_length), set by the caller.
     pub size: usize,
     /// Committed tokens, as far as the host can see from retired steps.
     pub committed: u32,
@@ -27,10 +27,10 @@ pub struct FbDenseLength {
 }
 
 // SAFETY: words, four of 4 bytes after one of 8.
-unsafe impl Plain for FbDenseLength {}
-impl Versioned for FbDenseLength {
-    const NAME: &'static str = "fb_dense_length";
-    const REQUIRED: usize = std::mem::offset_of!(FbDenseLength, reserved);
+unsafe impl Plain for FbDenseSequenceLength {}
+impl Versioned for FbDenseSequenceLength {
+    const NAME: &'static str = "fb_dense_sequence_length";
+    const REQUIRED: usize = std::mem::offset_of!(FbDenseSequenceLength, reserved);
 }
 
 /// Admits a sequence of `prompt` tokens that may decode `promised` tokens after them: it takes, in every group, all
@@ -106,8 +106,8 @@ pub unsafe extern "C" fn fb_dense_fork(
 /// landed rows from it on are rejected. Pages that other sequences share from the length on are replaced, and `stream`
 /// copies the rows of the first of them that remain. After the call a sequence whose step failed may take part in steps
 /// again. `ticket` may be NULL; otherwise it receives the ticket of the copy. FB_BUSY while work of the sequence is in
-/// flight. FB_OUT_OF_RANGE for a length beyond the committed and landed rows, and for one whose sliding window was given
-/// back. FB_EXHAUSTED when shared pages cannot be replaced. After any of these nothing has changed. If the device
+/// flight. FB_OUT_OF_RANGE for a length beyond the committed and landed rows, and for one whose sliding window was
+/// given back. FB_EXHAUSTED when shared pages cannot be replaced. After any of these nothing has changed. If the device
 /// refuses the call half-way, call it again with the same length or a smaller one; only fb_dense_close also accepts the
 /// sequence until then.
 ///
@@ -139,14 +139,14 @@ pub unsafe extern "C" fn fb_dense_truncate(
 pub unsafe extern "C" fn fb_dense_length(
     dense: *const FbDense,
     sequence: u64,
-    length: *mut FbDenseLength,
+    length: *mut FbDenseSequenceLength,
 ) -> FbStatus {
     read(dense, |dense| {
         // SAFETY: this call's contract.
         let length = unsafe { cast::versioned_out(length) }?;
         let now = dense.cache.length(dense.sequence(sequence)?)?;
-        length.set(&FbDenseLength {
-            size: size_of::<FbDenseLength>(),
+        length.set(&FbDenseSequenceLength {
+            size: size_of::<FbDenseSequenceLength>(),
             committed: now.committed,
             landed: now.landed,
             published: now.published,
@@ -157,8 +157,8 @@ pub unsafe extern "C" fn fb_dense_length(
 }
 
 /// Copies the device pages of a sequence in a group, in token order, as many as `room` allows: number `b` has the rows
-/// of positions from `b * page_tokens` on. Pages before a sliding window are 0, the null page. `*count` receives how many
-/// there are. FB_OUT_OF_RANGE for an unknown group.
+/// of positions from `b * page_tokens` on. Pages before a sliding window are 0, the null page. `*count` receives how
+/// many there are. FB_OUT_OF_RANGE for an unknown group.
 ///
 /// # Safety
 /// `pages` has `room` places; `count` has room for the result.
@@ -178,9 +178,10 @@ pub unsafe extern "C" fn fb_dense_pages(
     })
 }
 
-/// Ends a sequence, also to abort a request. Its number is closed at once. Its pages become free when the last step that
-/// uses them has been retired and every ticket of the sequence has ended: in this call, in that fb_dense_retire, or in
-/// fb_dense_reap. If the device refuses the call, the sequence is closed even so, and fb_dense_reap frees its pages.
+/// Ends a sequence, also to abort a request. Its number is closed at once. Its pages become free when the last step
+/// that uses them has been retired and every ticket of the sequence has ended: in this call, in that fb_dense_retire,
+/// or in fb_dense_reap. If the device refuses the call, the sequence is closed even so, and fb_dense_reap frees its
+/// pages.
 ///
 /// # Safety
 /// `stream` is ordered after the work that the engine has enqueued for the sequence outside of steps.

@@ -44,7 +44,7 @@ fn make_dense(device: *const FbDevice, config: &FbDenseConfig) -> *mut FbDense {
     try_dense(device, config).unwrap()
 }
 
-fn stats(dense: *const FbDense) -> FbDenseStats {
+fn stats(dense: *const FbDense) -> FbDenseCacheStats {
     let mut stats = sized();
     // SAFETY: it states its size.
     assert_eq!(unsafe { fb_dense_stats(dense, &raw mut stats) }, FbOk);
@@ -82,7 +82,7 @@ fn step(dense: *mut FbDense, sequence: u64, accepted: u32, query_rows: u32) -> u
 }
 
 fn length_of(dense: *const FbDense, sequence: u64) -> (u32, u32, u32) {
-    let mut length: FbDenseLength = sized();
+    let mut length: FbDenseSequenceLength = sized();
     // SAFETY: it states its size.
     let status = unsafe { fb_dense_length(dense, sequence, &raw mut length) };
     assert_eq!(status, FbOk, "{}", text_of(dense));
@@ -111,7 +111,7 @@ fn destroy(dense: *mut FbDense, device: *mut FbDevice) {
     }
 }
 
-fn view(dense: *const FbDense, layer: u32, run: u32) -> FbDenseView {
+fn view(dense: *const FbDense, layer: u32, run: u32) -> FbDenseLayerView {
     let mut view = sized();
     // SAFETY: it states its size.
     assert_eq!(unsafe { fb_dense_view(dense, layer, run, &raw mut view) }, FbOk, "{}", text_of(dense));
@@ -126,7 +126,7 @@ fn planes(dense: *const FbDense, group: u32) -> Vec<FbDensePlane> {
     planes[..count as usize].to_vec()
 }
 
-fn tensors(dense: *const FbDense) -> FbDenseTensors {
+fn tensors(dense: *const FbDense) -> FbDenseStepTensors {
     let mut tensors = sized();
     // SAFETY: it states its size.
     assert_eq!(unsafe { fb_dense_tensors(dense, 0, &raw mut tensors) }, FbOk, "{}", text_of(dense));
@@ -209,7 +209,7 @@ fn planes_and_views_lead_to_the_same_rows() {
             assert!([layer, FB_DENSE_ALL].contains(&plane.layer) && [run, FB_DENSE_ALL].contains(&plane.run));
             assert_eq!((plane.page_bytes, plane.bytes), (view.stride, view.stride * u64::from(view.pages)));
         }
-        let mut none: FbDenseView = sized();
+        let mut none: FbDenseLayerView = sized();
         let mut count = 77;
         // SAFETY: the struct states its size, and refused calls write nothing.
         unsafe {
@@ -256,7 +256,7 @@ fn wrong_configurations_are_refused_by_the_names_of_their_fields() {
     ] {
         let (status, text) = try_dense(device, &config).unwrap_err();
         assert!(status == FbInvalidConfig && text.contains(words), "{words}: {text}");
-        let (mut footprint, mut pages): (FbDenseFootprint, _) = (sized(), [77; 4]);
+        let (mut footprint, mut pages): (FbDenseCacheFootprint, _) = (sized(), [77; 4]);
         // SAFETY: the structs state their sizes, or none that is accepted.
         unsafe {
             let refused = fb_dense_footprint(&raw const config, null_mut(), 0, &raw mut footprint);
@@ -274,7 +274,7 @@ fn wrong_configurations_are_refused_by_the_names_of_their_fields() {
 #[test]
 fn defaults_pages_and_bytes_follow_from_the_configuration() {
     let config = FbDenseConfig { step_tokens: 0, query_rows: 1000, ..shape() };
-    let (mut pages, mut footprint): (_, FbDenseFootprint) = ([77; 4], sized());
+    let (mut pages, mut footprint): (_, FbDenseCacheFootprint) = ([77; 4], sized());
     // SAFETY: the structs state their sizes, and the result has four places.
     unsafe {
         let found = fb_dense_pages_for(&raw const config, 2, 50, null_mut(), 0, pages.as_mut_ptr());
@@ -315,7 +315,7 @@ fn presets_fill_in_the_model_and_nothing_else() {
     assert_eq!((config.groups[0].window, config.groups[1].window), (0, 128));
     assert_eq!(config.groups[1].row_bytes, [1024, 1024]);
     config.max_tokens = 1000;
-    let mut footprint: FbDenseFootprint = sized();
+    let mut footprint: FbDenseCacheFootprint = sized();
     // SAFETY: the structs state their sizes, and the layers are still there.
     assert_eq!(unsafe { fb_dense_footprint(&config, null_mut(), 0, &raw mut footprint) }, FbOk);
     assert_ne!(footprint.pages, 0);

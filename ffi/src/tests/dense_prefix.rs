@@ -90,8 +90,8 @@ fn open(dense: *mut FbDense, prompt: u32, names: *const FbDenseNames) -> (FbStat
 /// Computes a prompt from `from` on: writes rows of their positions, and accepts them.
 fn prefill(dense: *mut FbDense, sequence: u64, from: u32, prompt: u32, mark: u8) {
     let row = FbBatchRow { sequence, accepted: 0, query_rows: prompt - from };
-    let (mut number, mut tensors): (_, FbDenseTensors) = (0, sized());
-    let mut view: FbDenseView = sized();
+    let (mut number, mut tensors): (_, FbDenseStepTensors) = (0, sized());
+    let mut view: FbDenseLayerView = sized();
     // SAFETY: the results have room, and rows are written in the planes while the step is open.
     unsafe {
         let begun = fb_dense_prepare(dense, 0, &raw const row, 1, null(), null_mut(), &raw mut number);
@@ -112,7 +112,7 @@ fn prefill(dense: *mut FbDense, sequence: u64, from: u32, prompt: u32, mark: u8)
 
 /// The first byte of each row of a sequence.
 fn marks(dense: *const FbDense, sequence: u64, count: u32) -> Vec<u8> {
-    let (mut pages, mut all, mut view): (_, _, FbDenseView) = ([0; 8], 0, sized());
+    let (mut pages, mut all, mut view): (_, _, FbDenseLayerView) = ([0; 8], 0, sized());
     // SAFETY: the results have room, and nothing runs on the inline streams.
     unsafe {
         assert_eq!(fb_dense_pages(dense, sequence, 0, pages.as_mut_ptr(), 8, &raw mut all), FbOk);
@@ -171,7 +171,7 @@ fn a_published_prefix_is_found_in_both_tiers() {
     let (status, again, shared) = open(dense, 56, mine);
     assert_eq!((status, shared), (FbOk, 48), "{}", text_of(dense));
     assert_eq!(marks(dense, again, 48), (100..148).collect::<Vec<u8>>());
-    let mut stats: FbDenseStats = sized();
+    let mut stats: FbDenseCacheStats = sized();
     // SAFETY: it states its size.
     assert_eq!(unsafe { fb_dense_stats(dense, &raw mut stats) }, FbOk);
     assert_eq!(stats.bytes_down, 3 * u64::from(PAGE * ROW));
