@@ -21,29 +21,31 @@ fn seeds(usual: u64) -> std::ops::Range<u64> {
     0..if soak { usual * 50 } else { usual }
 }
 
-fn run(seeds: std::ops::Range<u64>, on: impl Fn(u64) -> On) {
+/// Runs a world for each seed, in which each operation must do something more than `least` times in all.
+fn run(seeds: std::ops::Range<u64>, least: u32, on: impl Fn(u64) -> On) {
     let mut done = [0; DONE];
     for seed in seeds {
         let mut world = World::new(seed, on(seed));
         world.run(400);
         done.iter_mut().zip(world.done).for_each(|(sum, done)| *sum += done);
     }
-    assert!(done.iter().all(|done| *done > 2), "some operations were hardly tried: {done:?}");
+    assert!(done.iter().all(|done| *done > least), "some operations were hardly tried: {done:?}");
 }
 
 #[test]
 fn every_row_read_is_the_row_that_was_written() {
-    run(seeds(200), |_| On::Inline);
+    run(seeds(200), 20, |_| On::Inline);
 }
 
 #[test]
 fn the_same_on_threads() {
-    run(seeds(60), |_| On::Threads);
+    // How much is done depends on the machine's load.
+    run(seeds(60), 0, |_| On::Threads);
 }
 
 #[test]
 fn the_same_on_a_clock_that_delays_and_reorders() {
-    run(seeds(200), On::Clock);
+    run(seeds(200), 20, On::Clock);
 }
 
 /// The host does not know how many rows of the first step were accepted when it prepares the third.
