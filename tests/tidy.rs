@@ -191,14 +191,16 @@ fn commands_of_the_pages_exist() {
 #[test]
 fn listings_of_the_pages_are_programs_that_are_run() {
     let shown = [
-        ("README.md", "rust", "examples/decode_loop.rs"),
-        ("docs/integration.md", "rust", "examples/integration.rs"),
-        ("docs/integration.md", "c", "examples/integration/decode.c"),
-        ("docs/integration.md", "cpp", "examples/integration/decode.cpp"),
-        ("docs/integration.md", "python", "examples/integration/decode.py"),
+        ("README.md", "# forebay", "rust", "examples/decode_loop.rs"),
+        ("docs/integration.md", "## The loop in four languages", "rust", "examples/integration.rs"),
+        ("docs/integration.md", "## The loop in four languages", "c", "examples/integration/decode.c"),
+        ("docs/integration.md", "## The loop in four languages", "cpp", "examples/integration/decode.cpp"),
+        ("docs/integration.md", "## The loop in four languages", "python", "examples/integration/decode.py"),
+        ("docs/integration.md", "## Dense models", "c", "examples/integration/dense.c"),
     ];
-    for (page, language, program) in shown {
+    for (page, heading, language, program) in shown {
         let (text, run) = (read(page).unwrap_or_default(), read(program).unwrap_or_default());
+        let text = pages::section(&text, heading);
         assert!(text.contains(&format!("```{language}\n")), "{page} has no listing in {language}");
         report(&pages::listing((page, &text), language, (program, &run)));
     }

@@ -4,7 +4,7 @@
 
 #include "check.h"
 
-enum { DENSE_LAYERS = 3, CHUNK = 24, PROMPT = 60, DECODED = 12, MODEL_TOKENS = 96, GROUPS = 2, WINDOW = 20 };
+enum { DENSE_LAYERS = 3, CHUNK = 24, FIRST = 60, NEXT = 80, DECODED = 12, MODEL_TOKENS = 112, GROUPS = 2, WINDOW = 20 };
 
 static const uint32_t FULL[] = {0, 2}, LOCAL[] = {1};
 
@@ -118,22 +118,22 @@ static fb_tokens tokens_from(const request *of, uint32_t from, uint32_t end) {
     return tokens;
 }
 
-/* Publishes what is accepted. */
-static void publish(fb_dense *dense, request *of, uint32_t length) {
-    fb_tokens next = tokens_from(of, of->published, length);
+/* Publishes what is accepted and stored. */
+static void publish(fb_dense *dense, request *of) {
+    fb_tokens next = tokens_from(of, of->published, MODEL_TOKENS);
     OK(dense, fb_dense_publish(dense, of->sequence, of->published, &next, &of->published));
 }
 
 /* Opens a request by the names of its prompt without the last token; returns how many of its tokens are there. */
-static uint32_t open_request(fb_dense *dense, request *of, const char *salt) {
-    fb_tokens prompt = tokens_from(of, 0, PROMPT - 1);
+static uint32_t open_request(fb_dense *dense, request *of, uint32_t tokens, const char *salt) {
+    fb_tokens prompt = tokens_from(of, 0, tokens - 1);
     fb_dense_names *names = NULL;
     fb_dense_found before = SIZED(fb_dense_found), found = SIZED(fb_dense_found);
     fb_ticket *ticket = NULL;
     uint32_t outcome = FB_TICKET_PENDING;
     OK(dense, fb_dense_names_create(dense, salt, strlen(salt), &prompt, &names));
     OK(dense, fb_dense_find(dense, names, &before));
-    OK(dense, fb_dense_open_shared(dense, PROMPT, MODEL_TOKENS - PROMPT, names, NULL, &of->sequence, &found, &ticket));
+    OK(dense, fb_dense_open_shared(dense, tokens, MODEL_TOKENS - tokens, names, NULL, &of->sequence, &found, &ticket));
     CHECK(found.tokens == before.tokens && found.host_tokens == before.host_tokens);
     OK(ticket, fb_ticket_outcome(ticket, &outcome, NULL));
     CHECK(outcome == FB_TICKET_DONE);
@@ -144,18 +144,18 @@ static uint32_t open_request(fb_dense *dense, request *of, const char *salt) {
     return found.tokens;
 }
 
-/* The rest of the prompt in chunks, and decoding with a draft that is rejected every other time. */
-static void serve(fb_dense *dense, request *of) {
-    while (of->committed + of->accepted < PROMPT) {
-        uint32_t done = of->committed + of->accepted;
-        uint32_t rows = PROMPT - done < CHUNK ? PROMPT - done : CHUNK;
+/* The rest of the prompt in chunks, and decoding with a draft that is rejected every other time. A page is published
+ * while the window still has it. */
+static void serve(fb_dense *dense, request *of, uint32_t tokens) {
+    while (of->committed + of->accepted < tokens) {
+        uint32_t left = tokens - of->committed - of->accepted, rows = left < CHUNK ? left : CHUNK;
         (void)step_of(dense, of, rows, rows);
-        publish(dense, of, done);
+        publish(dense, of);
     }
     for (uint32_t number = 0; number < DECODED; number++) {
         (void)step_of(dense, of, QUERY, number % 2 + 1);
+        publish(dense, of);
     }
-    publish(dense, of, of->committed);
     fb_dense_sequence_length length = SIZED(fb_dense_sequence_length);
     OK(dense, fb_dense_length(dense, of->sequence, &length));
     CHECK(length.committed == of->committed && length.landed == QUERY && length.published == of->published);
@@ -176,7 +176,8 @@ static fb_dense_cache_stats stats_dense(const fb_dense *dense) {
     return stats;
 }
 
-/* The prompt is found once it is published, and comes back from the host when others have taken its device pages. */
+/* A conversation goes on where its last turn was published, and comes back from the host when others have taken its
+ * device pages. */
 static void loop(uint32_t layout, uint32_t runs) {
     fb_dense_config config = configured(layout, runs);
     fb_device *device = device_of(FB_DEVICE_HOST);
@@ -187,23 +188,24 @@ static void loop(uint32_t layout, uint32_t runs) {
     CHECK(of != NULL);
     IS(FB_OK, fb_dense_create(device, &config, text, sizeof text, &dense));
     number_tokens(of, 1000);
-    CHECK(open_request(dense, of, "a") == 0);
-    serve(dense, of);
+    CHECK(open_request(dense, of, FIRST, "a") == 0);
+    serve(dense, of, FIRST);
+    uint32_t published = of->published;
     OK(dense, fb_dense_save(dense, NULL, UINT64_MAX, &saved));
-    CHECK(saved > 0 && stats_dense(dense).bytes_down == saved && stats_dense(dense).saved[0] > 0);
-    CHECK(open_request(dense, of, "b") == 0);
-    serve(dense, of);
-    CHECK(open_request(dense, of, "a") == (PROMPT - 1) / PAGE * PAGE);
-    serve(dense, of);
+    CHECK(saved > 0 && stats_dense(dense).bytes_down == saved && stats_dense(dense).saved[0] == published / PAGE);
+    CHECK(open_request(dense, of, NEXT, "b") == 0);
+    OK(dense, fb_dense_close(dense, of->sequence, NULL));
+    CHECK(published > FIRST && open_request(dense, of, NEXT, "a") == published);
+    serve(dense, of, NEXT);
     CHECK(stats_dense(dense).bytes_up == 0);
     for (uint32_t other = 1; other < 8; other++) {
         number_tokens(of, 1000 + other);
-        CHECK(open_request(dense, of, "a") == 0);
-        serve(dense, of);
+        CHECK(open_request(dense, of, FIRST, "a") == 0);
+        serve(dense, of, FIRST);
     }
     number_tokens(of, 1000);
-    CHECK(open_request(dense, of, "a") > 0 && stats_dense(dense).bytes_up > 0);
-    serve(dense, of);
+    CHECK(open_request(dense, of, NEXT, "a") == published && stats_dense(dense).bytes_up == saved);
+    serve(dense, of, NEXT);
     CHECK(stats_dense(dense).sequences == 0 && stats_dense(dense).steps_in_flight == 0);
     OK(dense, fb_dense_validate(dense));
     OK(dense, fb_dense_destroy(dense));

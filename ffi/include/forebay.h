@@ -453,7 +453,8 @@ typedef struct fb_requests fb_requests;
 // A selection trace in memory.
 typedef struct fb_selections fb_selections;
 
-// The completion of work that the library enqueued: a warm-up, the copy of fb_fork, or a truncation.
+// The completion of work that the library enqueued: a warm-up, the copy of a fork, a truncation, or the pages that
+// fb_dense_open_shared brings back.
 typedef struct fb_ticket fb_ticket;
 
 // A recording in progress.
@@ -1180,6 +1181,8 @@ typedef struct fb_dense_cache_footprint {
     uint64_t host_tables;
     // Host: the pinned ring of step descriptors and reports.
     uint64_t step_descriptors;
+    // Host: the pages of the host's tier, pinned.
+    uint64_t host_pages;
 } fb_dense_cache_footprint;
 
 // How much of a prompt a dense cache has.
@@ -1211,9 +1214,11 @@ typedef struct fb_batch_row {
     // The sequence.
     uint64_t sequence;
     // How many rows of the sequence's previous step were accepted, or FB_ACCEPTED_ON_DEVICE. 0 if there was no step
-    // since the join, the fork or the last fb_truncate.
+    // since the join, the fork or the last fb_truncate; in a dense cache, since the opening, the fork or the last
+    // fb_dense_truncate.
     uint32_t accepted;
-    // The sequence's query rows in this step, at most the step's `query_rows`.
+    // The sequence's query rows in this step, at most the step's `query_rows`. In a dense cache more than the cache's
+    // `query_rows` are a chunk of a prompt.
     uint32_t query_rows;
 } fb_batch_row;
 
@@ -2348,10 +2353,10 @@ fb_status fb_dense_destroy(struct fb_dense *dense);
 // `stats` states its real size.
 fb_status fb_dense_stats(const struct fb_dense *dense, struct fb_dense_cache_stats *stats);
 
-// Copies the planes of a group, as many as `room` allows, and never changes them. `*count` receives how many there
-// are: one for each layer and run with FB_DENSE_LAYER_FIRST and FB_DENSE_RUNS_APART, by layer, then by run; fewer
-// where layers or runs share a plane. fb_dense_view says where a layer's rows are. FB_OUT_OF_RANGE for an unknown
-// group.
+// Copies the planes of a group, as many as `room` allows. They stay the same for the cache's life. `*count` receives
+// how many there are: one for each layer and run with FB_DENSE_LAYER_FIRST and FB_DENSE_RUNS_APART, by layer, then by
+// run; fewer where layers or runs share a plane. fb_dense_view says where a layer's rows are. FB_OUT_OF_RANGE for an
+// unknown group.
 //
 // Requires:
 // `planes` has `room` places; `count` has room for the result.
@@ -2423,10 +2428,10 @@ fb_status fb_dense_preset(const char *name,
 
 // Computes the device pages of each group with which `sequences` sequences of `tokens` tokens fit: the null page, each
 // sequence's pages with its rows in flight, and for groups with a sliding window the pages of prompt chunks in flight.
-// `pages` receives FB_DENSE_GROUPS_MAX numbers, 0 for groups that there are not; UINT32_MAX where more would be
-// needed. It depends on `step_tokens`, `query_rows`, `steps_in_flight`, `micro_batches` and `batch` of the
-// configuration, and ignores `device_pages`. The call refuses every configuration that fb_dense_create refuses before
-// it asks for memory. On failure, `text` receives the reason. Any thread may call it.
+// `pages` receives FB_DENSE_GROUPS_MAX numbers, 0 for groups that there are not. They depend on `step_tokens`,
+// `query_rows`, `steps_in_flight`, `micro_batches` and `batch` of the configuration; its `device_pages` are ignored.
+// The call refuses every configuration that fb_dense_create refuses with these pages before it asks for memory. On
+// failure, `text` receives the reason. Any thread may call it.
 //
 // Requires:
 // `config` states its real size, and the layers of its groups are valid; `text` has `text_bytes` bytes; `pages` has

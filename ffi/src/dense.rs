@@ -318,10 +318,10 @@ pub unsafe extern "C" fn fb_dense_stats(dense: *const FbDense, stats: *mut FbDen
     })
 }
 
-/// Copies the planes of a group, as many as `room` allows, and never changes them. `*count` receives how many there
-/// are: one for each layer and run with FB_DENSE_LAYER_FIRST and FB_DENSE_RUNS_APART, by layer, then by run; fewer
-/// where layers or runs share a plane. fb_dense_view says where a layer's rows are. FB_OUT_OF_RANGE for an unknown
-/// group.
+/// Copies the planes of a group, as many as `room` allows. They stay the same for the cache's life. `*count` receives
+/// how many there are: one for each layer and run with FB_DENSE_LAYER_FIRST and FB_DENSE_RUNS_APART, by layer, then by
+/// run; fewer where layers or runs share a plane. fb_dense_view says where a layer's rows are. FB_OUT_OF_RANGE for an
+/// unknown group.
 ///
 /// # Safety
 /// `planes` has `room` places; `count` has room for the result.

@@ -136,13 +136,15 @@ pub struct FbDenseCacheFootprint {
     pub host_tables: u64,
     /// Host: the pinned ring of step descriptors and reports.
     pub step_descriptors: u64,
+    /// Host: the pages of the host's tier, pinned.
+    pub host_pages: u64,
 }
 
 // SAFETY: words of 8 bytes.
 unsafe impl Plain for FbDenseCacheFootprint {}
 impl Versioned for FbDenseCacheFootprint {
     const NAME: &'static str = "fb_dense_cache_footprint";
-    const REQUIRED: usize = std::mem::offset_of!(FbDenseCacheFootprint, step_descriptors) + 8;
+    const REQUIRED: usize = std::mem::offset_of!(FbDenseCacheFootprint, host_pages) + 8;
 }
 
 fn refuse(place: &'static str, value: u32) -> Error {
@@ -298,10 +300,10 @@ pub unsafe extern "C" fn fb_dense_preset(
 
 /// Computes the device pages of each group with which `sequences` sequences of `tokens` tokens fit: the null page, each
 /// sequence's pages with its rows in flight, and for groups with a sliding window the pages of prompt chunks in flight.
-/// `pages` receives FB_DENSE_GROUPS_MAX numbers, 0 for groups that there are not; UINT32_MAX where more would be
-/// needed. It depends on `step_tokens`, `query_rows`, `steps_in_flight`, `micro_batches` and `batch` of the
-/// configuration, and ignores `device_pages`. The call refuses every configuration that fb_dense_create refuses before
-/// it asks for memory. On failure, `text` receives the reason. Any thread may call it.
+/// `pages` receives FB_DENSE_GROUPS_MAX numbers, 0 for groups that there are not. They depend on `step_tokens`,
+/// `query_rows`, `steps_in_flight`, `micro_batches` and `batch` of the configuration; its `device_pages` are ignored.
+/// The call refuses every configuration that fb_dense_create refuses with these pages before it asks for memory. On
+/// failure, `text` receives the reason. Any thread may call it.
 ///
 /// # Safety
 /// `config` states its real size, and the layers of its groups are valid; `text` has `text_bytes` bytes; `pages` has
@@ -320,9 +322,10 @@ pub unsafe extern "C" fn fb_dense_pages_for(
         create(text, text_bytes, || {
             let places = cast::room(pages, FB_DENSE_GROUPS_MAX, "pages")?;
             let given = FbDenseConfig { device_pages: [0; FB_DENSE_GROUPS_MAX], ..cast::versioned(config)? };
-            let config = given.declare()?;
+            let mut config = given.declare()?;
+            config.device_pages = config.pages_for(sequences, tokens);
             config.footprint().map_err(in_words)?;
-            let all = config.pages_for(sequences, tokens).into_iter().chain(std::iter::repeat(0));
+            let all = config.device_pages.iter().copied().chain(std::iter::repeat(0));
             for (place, pages) in places.iter_mut().zip(all) {
                 place.write(pages);
             }
@@ -358,6 +361,7 @@ pub unsafe extern "C" fn fb_dense_footprint(
                 host_page_tables: all.host_page_tables,
                 host_tables: all.host_tables,
                 step_descriptors: all.step_descriptors,
+                host_pages: all.host_pages,
             });
             Ok(())
         })

@@ -30,9 +30,11 @@ pub struct FbBatchRow {
     /// The sequence.
     pub sequence: u64,
     /// How many rows of the sequence's previous step were accepted, or FB_ACCEPTED_ON_DEVICE. 0 if there was no step
-    /// since the join, the fork or the last fb_truncate.
+    /// since the join, the fork or the last fb_truncate; in a dense cache, since the opening, the fork or the last
+    /// fb_dense_truncate.
     pub accepted: u32,
-    /// The sequence's query rows in this step, at most the step's `query_rows`.
+    /// The sequence's query rows in this step, at most the step's `query_rows`. In a dense cache more than the cache's
+    /// `query_rows` are a chunk of a prompt.
     pub query_rows: u32,
 }
 

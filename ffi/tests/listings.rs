@@ -46,6 +46,11 @@ fn the_listing_in_cpp_prints_the_output_of_the_page() {
 }
 
 #[test]
+fn the_program_of_a_dense_model_in_c_prints_the_output_of_its_section() {
+    run("gcc", "-std=c11", "dense.c", &printed("integration.md", "## Dense models\n"));
+}
+
+#[test]
 fn the_program_of_sharded_weights_in_c_prints_the_table_of_the_page() {
     run("gcc", "-std=c11", "weights.c", &printed("weights.md", "### From C and Python\n"));
 }

@@ -165,6 +165,23 @@ pub fn commands(file: &str, text: &str, makefile: &str) -> Vec<Fault> {
     faults
 }
 
+/// A section of a page, from its heading to the next heading of its level or a higher one. The other lines are empty,
+/// so that numbers of lines are the page's. A line that begins with `#` inside a listing is no heading.
+pub fn section(page: &str, heading: &str) -> String {
+    let level = |line: &str| line.chars().take_while(|c| *c == '#').count();
+    let (mut inside, mut fenced) = (false, false);
+    let mut text = String::new();
+    for line in page.lines() {
+        fenced ^= line.starts_with("```");
+        if !fenced && (1..=level(heading)).contains(&level(line)) {
+            inside = line == heading;
+        }
+        text += if inside { line } else { "" };
+        text.push('\n');
+    }
+    text
+}
+
 /// The lines of a page's programs in `language` are, in their order, lines of the program that the tests run.
 pub fn listing(page: (&str, &str), language: &str, program: (&str, &str)) -> Vec<Fault> {
     let mut there = program.1.lines().map(str::trim);
@@ -279,6 +296,14 @@ mod tests {
         assert_eq!(faults("rust", ""), 2);
         assert_eq!(faults("python", "if True:\n    a = 1\n    b = 2\n"), 0);
         assert_eq!(faults("c", ""), 0);
+    }
+
+    #[test]
+    fn a_section_ends_at_the_next_heading_of_its_level() {
+        let page = "# a\n## b\n```c\n# x\n```\n### c\n## d\n";
+        assert_eq!(section(page, "## b"), "\n## b\n```c\n# x\n```\n### c\n\n");
+        assert_eq!(section(page, "# a"), page);
+        assert_eq!(section(page, "## e"), "\n".repeat(7));
     }
 
     #[test]

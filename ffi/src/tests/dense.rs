@@ -261,6 +261,7 @@ fn wrong_configurations_are_refused_by_the_names_of_their_fields() {
         unsafe {
             let refused = fb_dense_footprint(&raw const config, null_mut(), 0, &raw mut footprint);
             assert_eq!((refused, footprint.pages), (FbInvalidConfig, 0), "{words}");
+            // These pages are ignored.
             if words != "device_pages" {
                 let refused = fb_dense_pages_for(&raw const config, 1, 1, null_mut(), 0, pages.as_mut_ptr());
                 assert_eq!((refused, pages), (FbInvalidConfig, [77; 4]), "{words}");
@@ -279,6 +280,13 @@ fn defaults_pages_and_bytes_follow_from_the_configuration() {
     unsafe {
         let found = fb_dense_pages_for(&raw const config, 2, 50, null_mut(), 0, pages.as_mut_ptr());
         assert_eq!(found, FbOk);
+        for (sequences, tokens) in [(0, 50), (u32::MAX, 50)] {
+            let mut none = [77; 4];
+            let text = (null_mut(), 0);
+            let found =
+                fb_dense_pages_for(&raw const config, sequences, tokens, text.0, text.1, none.as_mut_ptr());
+            assert_eq!((found, none), (FbInvalidConfig, [77; 4]), "{sequences} of {tokens}");
+        }
         assert_eq!(fb_dense_footprint(&raw const config, null_mut(), 0, &raw mut footprint), FbOk);
     }
     // Two steps of 1000 rows in flight, after 50 tokens or after 100.
@@ -406,7 +414,7 @@ fn wrong_batches_begin_no_step() {
         assert_eq!(prepare(dense, &rows), (status, 0), "{rows:?}");
     }
     let mut number = 0;
-    let odd = 1 as *const u32;
+    let odd = null::<u32>().wrapping_byte_add(1);
     // SAFETY: refused before they are followed.
     unsafe {
         let start = |micro, rows, accepted, stream, number: *mut u64| {

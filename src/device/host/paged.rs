@@ -45,6 +45,14 @@ struct Numbers<'a> {
 impl Numbers<'_> {
     /// Writes a portion from number `first` on.
     fn store(&self, first: usize, values: &[i64]) {
+        // A row that decodes has one: clearing words for a whole portion would take longer than its copy.
+        if let [value] = *values {
+            let words = [value as u32, (value >> 32) as u32];
+            return match self.wide {
+                true => self.words.store(2 * first, &words),
+                false => self.words.store(first, &words[..1]),
+            };
+        }
         let mut words = [0; 2 * PORTION];
         if !self.wide {
             words.iter_mut().zip(values).for_each(|(word, value)| *word = *value as u32);
@@ -58,8 +66,9 @@ impl Numbers<'_> {
 
     /// Sets all numbers from `first` on.
     fn end(&self, first: usize, count: usize, value: i64) {
+        let values = [value; PORTION];
         for at in (first..count).step_by(PORTION) {
-            self.store(at, &[value; PORTION][..PORTION.min(count - at)]);
+            self.store(at, &values[..PORTION.min(count - at)]);
         }
     }
 }
@@ -219,6 +228,9 @@ impl<'a> Beginning<'a> {
     }
 
     fn fill(&self, positions: &Numbers<'_>, start: usize, end: usize, committed: u32) {
+        if end == start + 1 {
+            return positions.store(start, &[committed.into()]);
+        }
         for first in (start..end).step_by(PORTION) {
             let mut values = [0; PORTION];
             let values = &mut values[..PORTION.min(end - first)];
@@ -263,22 +275,25 @@ impl<'a> Beginning<'a> {
     ) {
         let StepTables { columns, page_tokens, .. } = tables.sizes;
         let table = tables.table.part(place.row * columns as usize, columns as usize);
+        let mut slot = |position: u32| {
+            let entry = table.get((position / page_tokens) as usize);
+            let page = entry.and_then(|entry| tables.page(entry)).filter(|page| *page > 0);
+            match page {
+                Some(page) => i64::from(page) * i64::from(page_tokens) + i64::from(position % page_tokens),
+                None => {
+                    place.blame(Some(group), Cause::Tables, position);
+                    -1
+                }
+            }
+        };
+        if end == start + 1 {
+            return tables.slots.store(start, &[slot(committed)]);
+        }
         for first in (start..end).step_by(PORTION) {
             let mut values = [0; PORTION];
             let values = &mut values[..PORTION.min(end - first)];
-            for (position, value) in (committed + (first - start) as u32..).zip(&mut *values) {
-                let entry = table.get((position / page_tokens) as usize);
-                let page = entry.and_then(|entry| tables.page(entry)).filter(|page| *page > 0);
-                *value = match page {
-                    Some(page) => {
-                        i64::from(page) * i64::from(page_tokens) + i64::from(position % page_tokens)
-                    }
-                    None => {
-                        place.blame(Some(group), Cause::Tables, position);
-                        -1
-                    }
-                };
-            }
+            let positions = committed + (first - start) as u32..;
+            positions.zip(&mut *values).for_each(|(position, value)| *value = slot(position));
             tables.slots.store(first, values);
         }
     }

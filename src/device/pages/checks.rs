@@ -331,6 +331,16 @@ impl Asker {
                 .bad("planes of one memory with unequal strides", other.stride)
                 .with("target", written.stride));
         }
+        // Pieces side by side in a page, as the host's tier has them, share no bytes with those of any page.
+        let (first, second) = match other.memory.address() <= written.memory.address() {
+            true => (other, written),
+            false => (written, other),
+        };
+        let between = second.memory.address() - first.memory.address();
+        let beside = between >= first.bytes && between <= written.stride.saturating_sub(second.bytes);
+        if beside {
+            return Ok(0..0);
+        }
         let stride = i128::from(written.stride);
         let between = i128::from(written.memory.address()) - i128::from(other.memory.address());
         let (bytes, before) = (i128::from(other.bytes), i128::from(written.bytes));
