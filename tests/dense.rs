@@ -1,6 +1,10 @@
 //! Dense models: every row that attention reads is the row that was written, and pages are where they have to be.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+#[path = "dense/admission.rs"]
+mod admission;
+#[path = "dense/bad.rs"]
+mod bad;
 #[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "support/device.rs"]
 mod device;

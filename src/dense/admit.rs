@@ -147,19 +147,19 @@ impl Cache {
     pub fn extend(&mut self, sequence: Sequence, prompt: u32, promised: u32) -> Result<()> {
         let record = self.record(sequence)?;
         record.check_state(&[State::Running], "extend")?;
-        let most = self.config.max_tokens;
-        let tokens = prompt
-            .checked_add(promised)
-            .filter(|sum| prompt >= record.prompt && (record.tokens..=most).contains(sum));
-        let Some(tokens) = tokens else {
-            return Err(Error::new(Kind::OutOfRange, "extend")
+        let tokens = prompt.saturating_add(promised);
+        let wrong = || {
+            Error::new(Kind::OutOfRange, "extend")
                 .at("prompt and promised tokens")
                 .with("prompt", prompt)
                 .with("promised", promised)
-                .with("least prompt", record.prompt)
-                .with("least sum", record.tokens)
-                .with("most", most));
         };
+        if prompt < record.prompt || tokens < record.tokens {
+            return Err(wrong().with("least prompt", record.prompt).with("least sum", record.tokens));
+        }
+        if tokens > self.config.max_tokens {
+            return Err(wrong().with("most", self.config.max_tokens));
+        }
         let (index, reach) = (sequence.index as usize, self.config.reach(tokens)?);
         for (group, pool) in self.pools.iter().enumerate() {
             let (need, held) = (self.need(group, reach), &mut self.records[index].held[group]);
