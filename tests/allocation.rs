@@ -1,10 +1,12 @@
 //! Promise P6: after a cache has been warmed up, no thread of the process allocates or frees from prepare to retire,
 //! nor in a resize between two steps, on the host device and on the CUDA device, layer by layer and by graphs; nor in
-//! the steps of a ring of sharded weights, nor in the begins of a dense cache's steps. The memory that a driver takes
-//! does not come through Rust's allocator. This program has one test only, because the allocator counts every thread
-//! except the test harness's own, which waits meanwhile and may allocate at any time.
+//! the steps of a ring of sharded weights, nor in those of a dense cache, which slide windows and evict pages. The memory
+//! that a driver takes does not come through Rust's allocator. This program has one test only, because the allocator
+//! counts every thread except the test harness's own, which waits meanwhile and may allocate at any time.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+#[path = "allocation/dense.rs"]
+mod dense;
 #[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "support/device.rs"]
 mod device;
@@ -318,6 +320,7 @@ fn on_the_cuda_device() {
         }
         assert_eq!(decode.warm_steps(20), 0, "CUDA device, seed {seed:?}, a graph: {captured}");
         assert_eq!(dense_begins(&decode.device), 0, "a dense cache, seed {seed:?}");
+        assert_eq!(dense::steps(decode.device.device()), 0, "a dense cache that evicts, seed {seed:?}");
         assert_eq!(ring_steps(&decode.device, captured), 0, "a ring, seed {seed:?}, a graph: {captured}");
         let seen = counted_call(&**decode.device);
         assert!(seen == 2 || (device::is_given() && seen > 2), "the control: {seen}");
@@ -460,6 +463,7 @@ fn p6_a_step_allocates_and_frees_nothing() {
         assert_eq!(Loop::new(TestDevice::host(options), None).warm_steps(60), 0, "{options:?}");
         assert_eq!(ring_steps(&TestDevice::host(options), false), 0, "a ring, {options:?}");
         assert_eq!(dense_begins(&TestDevice::host(options)), 0, "a dense cache, {options:?}");
+        assert_eq!(dense::steps(TestDevice::host(options).device()), 0, "a dense cache, {options:?}");
     }
     let share = Share { by: ShareBy::Misses, every: 1, ..Share::default() };
     assert_eq!(

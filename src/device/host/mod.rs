@@ -114,6 +114,8 @@ struct Shared {
     memory: Mutex<Memory>,
     events: Mutex<Vec<SharedEvent>>,
     pools: Mutex<Vec<Arc<HostPools>>>,
+    /// The lists of copies that have ended, for the next ones: a step allocates nothing.
+    spare: Mutex<Vec<Kept>>,
     /// The kind of the first failure; 0 while the device is sound.
     failure: AtomicU32,
     operations: AtomicU64,
@@ -213,6 +215,7 @@ impl Shared {
                 {
                     paged::copy(self.copier, planes, pages);
                 }
+                self.spare.lock().push(kept);
             }
         }
     }
@@ -238,6 +241,7 @@ impl HostDevice {
             memory: Mutex::new(Memory::new(id, options.memory, faults)),
             events: Mutex::new(Vec::new()),
             pools: Mutex::new(Vec::new()),
+            spare: Mutex::new(Vec::new()),
             failure: AtomicU32::new(0),
             operations: AtomicU64::new(0),
             fail_operation: options.fail_operation.unwrap_or(u64::MAX),
@@ -501,7 +505,13 @@ impl Device for HostDevice {
         page_ops::check(&asker, &op)?;
         let op = match &op {
             PageOp::Begin(begin) => Op::BeginPages(page_ops::begin(begin)),
-            PageOp::Copy(_) => Op::CopyPages(Kept::of(op, NAME)?),
+            PageOp::Copy(_) => {
+                let spare = self.shared.spare.lock().pop();
+                Op::CopyPages(match spare {
+                    Some(kept) => kept.again(op, NAME)?,
+                    None => Kept::of(op, NAME)?,
+                })
+            }
         };
         self.push(queue, op)
     }

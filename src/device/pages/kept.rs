@@ -13,22 +13,49 @@ pub(in crate::device) enum Kept {
     Copy(Vec<(Plane, Plane)>, Vec<(u32, u32)>),
 }
 
+/// Lists have at least so much room, and a power of two: the copies of a step are a few pages, and the next ones often
+/// a few more.
+const ROOM: usize = 16;
+
+/// Copies a list into the room of another one.
+fn keep<T: Copy>(room: &mut Vec<T>, list: &[T], device: &'static str) -> Result<()> {
+    room.clear();
+    if room.capacity() < list.len() {
+        let least = list.len().checked_next_power_of_two().unwrap_or(list.len()).max(ROOM);
+        *room = vector(least, device, "an operation on pages")?;
+    }
+    room.extend_from_slice(list);
+    Ok(())
+}
+
 impl Kept {
     /// Copies the lists of an operation.
     pub fn of(op: PageOp<'_>, device: &'static str) -> Result<Kept> {
-        fn kept<T: Copy>(list: &[T], device: &'static str) -> Result<Vec<T>> {
-            let mut room = vector(list.len(), device, "an operation on pages")?;
-            room.extend_from_slice(list);
-            Ok(room)
-        }
-        Ok(match op {
+        match op {
             PageOp::Begin(begin) => {
-                Kept::Begin(BeginPages { groups: &[], ..begin }, kept(begin.groups, device)?)
+                let mut groups = Vec::new();
+                keep(&mut groups, begin.groups, device)?;
+                Ok(Kept::Begin(BeginPages { groups: &[], ..begin }, groups))
             }
-            PageOp::Copy(CopyPages { planes, pages }) => {
-                Kept::Copy(kept(planes, device)?, kept(pages, device)?)
+            PageOp::Copy(copy) => {
+                let (mut planes, mut pages) = (Vec::new(), Vec::new());
+                keep(&mut planes, copy.planes, device)?;
+                keep(&mut pages, copy.pages, device)?;
+                Ok(Kept::Copy(planes, pages))
             }
-        })
+        }
+    }
+
+    /// As [`Kept::of`], in the room of an operation that has ended.
+    pub fn again(self, op: PageOp<'_>, device: &'static str) -> Result<Kept> {
+        match (self, op) {
+            (Kept::Copy(mut planes, mut pages), PageOp::Copy(copy)) => {
+                keep(&mut planes, copy.planes, device)?;
+                keep(&mut pages, copy.pages, device)?;
+                Ok(Kept::Copy(planes, pages))
+            }
+            (_, op) => Kept::of(op, device),
+        }
     }
 
     /// The operation.
