@@ -10,8 +10,15 @@ mod bad;
 mod device;
 #[path = "dense/engine.rs"]
 mod engine;
+#[path = "support/faulty.rs"]
+mod faulty;
+#[cfg(feature = "check")]
+#[path = "dense/order.rs"]
+mod order;
 #[path = "dense/pages.rs"]
 mod pages;
+#[path = "dense/refused.rs"]
+mod refused;
 #[path = "dense/world.rs"]
 mod world;
 

@@ -237,8 +237,6 @@ impl Cache {
         if comes {
             // The sequences that had the pages before.
             self.device.wait(stream, self.left)?;
-            let after = self.records[index].after;
-            self.moves.down.wait(after, stream, &*self.device)?;
             self.moves.bring(pairs, &mut self.pools, stream, &*self.device)?;
         }
         Ok(comes || late)

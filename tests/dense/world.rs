@@ -129,7 +129,8 @@ fn chain(before: u64, id: u32) -> u64 {
     (before ^ u64::from(id)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) + 1
 }
 
-fn stamps(ids: &[u32]) -> Vec<u64> {
+/// The stamps of a sequence's rows.
+pub fn stamps(ids: &[u32]) -> Vec<u64> {
     let chained = ids.iter().scan(7, |stamp, id| {
         *stamp = chain(*stamp, *id);
         Some(*stamp)

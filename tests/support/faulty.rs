@@ -389,6 +389,8 @@ impl Device for Faulty {
         event() -> Event;
         wait(stream: Stream, event: Event) -> ();
         is_capturing(stream: Stream) -> bool;
+        enqueue_pages(stream: Stream, op: PageOp<'_>) -> ();
+        complete(stream: Stream, completer: Completer) -> ();
     }
 
     hand_on! {
@@ -398,9 +400,7 @@ impl Device for Faulty {
         pins_host_memory() -> bool;
         query(event: Event) -> Result<bool>;
         prefetch(stream: Stream, slice: Slice, rate: u64) -> Result<()>;
-        enqueue_pages(stream: Stream, op: PageOp<'_>) -> Result<()>;
         call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
-        complete(stream: Stream, completer: Completer) -> Result<()>;
         attach(layout: PoolLayout) -> Result<Pools>;
         enqueue(pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()>;
         capture(stream: Stream) -> Result<()>;

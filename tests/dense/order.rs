@@ -1,0 +1,358 @@
+//! The order of a dense cache's copies and steps: a watch sees every operation and what the engine's kernels touch, and
+//! nothing has run yet when the next operation is enqueued. Each wait is left out in a run of its own.
+
+use std::sync::Arc;
+
+use forebay::check::watch::{Watch, bytes};
+use forebay::dense::{Cache, Config, Group, Open, Shape};
+use forebay::device::clock::{ClockDevice, ClockOptions, Costs};
+use forebay::device::host::{HostDevice, HostOptions};
+use forebay::device::{Device, Slice, Stream};
+use forebay::{Accepted, BatchRow, Memory, MicroBatch, Result, Sequence, Step, Tokens};
+
+const PAGE: u32 = 16;
+
+/// A cache on a watched clock: what is enqueued runs when a scenario says so.
+struct Rig {
+    watch: Arc<Watch>,
+    clock: Arc<ClockDevice>,
+    cache: Cache,
+    /// The streams of the two micro-batches, and two for copies.
+    streams: [Stream; 4],
+    /// The calls so far, each with the number of its first wait.
+    calls: Vec<(&'static str, u64)>,
+}
+
+const SIDE: usize = 2;
+const OTHER: usize = 3;
+
+impl Rig {
+    fn new(without: Option<u64>, device_pages: u32, host_pages: u32) -> Rig {
+        let host = HostDevice::new(HostOptions::default());
+        // A query does not make work end.
+        let costs = Costs { poll_ns: 1.0, ..Costs::default() };
+        let clock = ClockDevice::over(host, ClockOptions { costs, ..ClockOptions::default() }).unwrap();
+        let watch = match without {
+            Some(wait) => Watch::without_wait(clock.clone(), wait),
+            None => Watch::new(clock.clone()),
+        };
+        let group = Group { layers: vec![0], runs: [16, 16], window: None };
+        let base = Config::new(Shape { page_tokens: PAGE, groups: vec![group] }, 4, 64);
+        let memory = Memory { huge: false, populate: false, lock: false, node: None };
+        let mut config = Config { step_tokens: 64, micro_batches: 2, memory, ..base };
+        (config.device_pages, config.host_pages) = (vec![device_pages], vec![host_pages]);
+        let cache = Cache::new(config, watch.clone()).unwrap();
+        let streams = [(); 4].map(|()| watch.stream().unwrap());
+        Rig { watch, clock, cache, streams, calls: Vec::new() }
+    }
+
+    fn name(&mut self, call: &'static str) {
+        self.calls.push((call, self.watch.waits()));
+    }
+
+    /// Everything that was enqueued runs to its end, and the host has learnt it.
+    fn run(&self) {
+        self.clock.run().unwrap();
+        self.streams.iter().for_each(|stream| self.watch.ended(*stream));
+    }
+
+    /// The bytes of rows `from..to` of a sequence.
+    fn rows(&self, sequence: Sequence, from: u32, to: u32) -> Vec<Slice> {
+        let planes: Vec<_> = self.cache.planes(0).unwrap().collect();
+        let views = [0, 1].map(|run| self.cache.config().view(0, run).unwrap());
+        let pages = self.cache.pages(sequence, 0).unwrap();
+        let place = |position: u32| {
+            let page = u64::from(pages[(position / PAGE) as usize]);
+            views.map(|view| {
+                let at = page * view.stride + view.offset + u64::from(position % PAGE) * view.row;
+                planes[view.plane].memory.part(at, view.row).unwrap()
+            })
+        };
+        (from..to).flat_map(place).collect()
+    }
+
+    /// A step of one sequence with `before` rows, and the engine's kernels: they write the new rows and read all.
+    fn step(
+        &mut self,
+        call: &'static str,
+        micro: u32,
+        of: Sequence,
+        (before, accepted): (u32, u32),
+        fresh: u32,
+    ) -> Result<Step> {
+        self.name(call);
+        let stream = self.streams[micro as usize];
+        let row = BatchRow { sequence: of, accepted: Accepted::Rows(accepted), query_rows: fresh };
+        let mut step = self.cache.prepare(MicroBatch(micro), &[row], None, stream)?;
+        let tensors = self.cache.tensors(MicroBatch(micro)).unwrap();
+        let parts = [tensors.tables[0], tensors.slots[0], tensors.positions, tensors.lengths, tensors.starts];
+        let reads = |slices: &[Slice]| slices.iter().map(|slice| bytes(slice, false)).collect::<Vec<_>>();
+        let new = self.rows(of, before, before + fresh);
+        let writes: Vec<_> = new.iter().map(|slice| bytes(slice, true)).collect();
+        self.watch.engine(stream, "writing rows", &[reads(&parts), writes].concat())?;
+        let all = self.rows(of, 0, before + fresh);
+        self.watch.engine(stream, "attention", &[reads(&parts), reads(&all)].concat())?;
+        self.cache.finish(&mut step, stream)?;
+        Ok(step)
+    }
+
+    fn retire(&mut self, step: Step) -> Result<()> {
+        self.run();
+        self.cache.retire(step, self.streams[0]).map(drop).map_err(|unretired| unretired.error)
+    }
+
+    /// A sequence with names whose prompt is `ids`; the first rows may come from a tier.
+    fn open(
+        &mut self,
+        call: &'static str,
+        ids: &[u32],
+        prompt: u32,
+        stream: usize,
+    ) -> Result<(Sequence, u32)> {
+        self.name(call);
+        let names = self.cache.names(b"", Tokens::new(ids)).unwrap();
+        let open = Open { prompt, promised: 62 - prompt };
+        let opened = self.cache.open_shared(&open, &names, self.streams[stream])?;
+        Ok((opened.sequence, opened.found.tokens))
+    }
+
+    /// A sequence of 40 tokens with its two full pages published.
+    fn published(&mut self, ids: &[u32]) -> Result<Sequence> {
+        let (sequence, _) = self.open("opening", &ids[..32], 40, 0)?;
+        let step = self.step("the prompt", 0, sequence, (0, 0), 40)?;
+        self.retire(step)?;
+        let step = self.step("a token", 0, sequence, (40, 40), 1)?;
+        self.retire(step)?;
+        assert_eq!(self.cache.publish(sequence, 0, Tokens::new(&ids[..32]))?, 32);
+        Ok(sequence)
+    }
+
+    fn save(&mut self, stream: usize) -> Result<()> {
+        self.name("saving");
+        assert!(self.cache.save(self.streams[stream], u64::MAX)? > 0);
+        Ok(())
+    }
+
+    fn close(&mut self, sequence: Sequence, stream: usize) -> Result<()> {
+        self.name("closing");
+        self.cache.close(sequence, self.streams[stream])
+    }
+}
+
+/// Runs a scenario whole and without each wait. For each call with waits that matter: how many of its waits are missed.
+#[track_caller]
+fn missed(pages: (u32, u32), scenario: fn(&mut Rig) -> Result<()>) -> Vec<(&'static str, u32)> {
+    let mut whole = Rig::new(None, pages.0, pages.1);
+    scenario(&mut whole).unwrap();
+    assert_eq!(whole.watch.conflict(), None);
+    whole.cache.validate().unwrap();
+    let mut missed: Vec<(&'static str, u32)> = Vec::new();
+    for wait in 0..whole.watch.waits() {
+        let mut rig = Rig::new(Some(wait), pages.0, pages.1);
+        let found = scenario(&mut rig).is_err();
+        assert_eq!(rig.watch.conflict().is_some(), found, "only for a conflict");
+        let (call, _) = whole.calls.iter().rfind(|(_, first)| *first <= wait).unwrap();
+        if found {
+            match missed.last_mut().filter(|(last, _)| last == call) {
+                Some((_, count)) => *count += 1,
+                None => missed.push((call, 1)),
+            }
+        }
+    }
+    missed
+}
+
+const IDS: [u32; 48] = [7; 48];
+
+/// The pages of a closed sequence are evicted for another, while they still go down.
+#[test]
+fn a_step_writes_to_an_evicted_page_after_its_copy_to_the_host() {
+    let found = missed((5, 4), |rig| {
+        let first = rig.published(&IDS)?;
+        rig.save(SIDE)?;
+        rig.close(first, 0)?;
+        let (second, _) = rig.open("opening in its place", &[8; 32], 40, 0)?;
+        let _step = rig.step("writing to its pages", 0, second, (0, 0), 40)?;
+        Ok(())
+    });
+    assert_eq!(found, [("writing to its pages", 1)]);
+}
+
+/// A published prefix comes back on a stream beside the steps, to pages that another sequence has just left; a third
+/// sequence shares it before it has come.
+#[test]
+fn pages_come_back_after_their_last_use_and_are_read_after_that() {
+    let found = missed((9, 4), |rig| {
+        let first = rig.published(&IDS)?;
+        rig.save(SIDE)?;
+        rig.close(first, 0)?;
+        rig.run();
+        // Two others take all pages. The engine still reads them on its stream when they are closed there.
+        let others = [8, 9].map(|id| rig.open("others", &[id; 32], 60, 0));
+        for other in others {
+            let (other, _) = other?;
+            let rows = rig.rows(other, 0, 60);
+            let reads: Vec<_> = rows.iter().map(|slice| bytes(slice, false)).collect();
+            rig.watch.engine(rig.streams[0], "another reader", &reads)?;
+            rig.close(other, 0)?;
+        }
+        let (third, tokens) = rig.open("bringing back", &IDS[..32], 33, SIDE)?;
+        let (fourth, shared) = rig.open("sharing", &IDS[..32], 33, OTHER)?;
+        assert_eq!((tokens, shared, rig.cache.stats().bytes_up), (32, 32, 1024));
+        let _step = rig.step("the third's step", 0, third, (32, 0), 1)?;
+        rig.step("the fourth's step", 1, fourth, (32, 0), 1).map(drop)
+    });
+    assert_eq!(
+        found,
+        [("bringing back", 1), ("sharing", 1), ("the third's step", 1), ("the fourth's step", 1)]
+    );
+}
+
+/// A page goes down on two streams, and its host page goes to others while it still comes up.
+#[test]
+fn host_pages_are_written_after_the_copies_that_read_them() {
+    let found = missed((8, 4), |rig| {
+        let first = rig.published(&IDS)?;
+        rig.save(SIDE)?;
+        rig.close(first, 0)?;
+        rig.run();
+        // Two sequences that evict it from the device.
+        for id in [8, 9] {
+            let (other, _) = rig.open("others", &[id; 32], 60, 0)?;
+            let step = rig.step("a prompt", 0, other, (0, 0), 60)?;
+            rig.retire(step)?;
+            rig.cache.publish(other, 0, Tokens::new(&[id; 48]))?;
+            rig.close(other, 0)?;
+            rig.run();
+        }
+        let (_, tokens) = rig.open("bringing back", &IDS[..32], 33, OTHER)?;
+        assert_eq!((tokens, rig.cache.stats().bytes_up), (32, 1024));
+        // The host has no more room: the oldest pages go, those that come up among them.
+        rig.save(SIDE)?;
+        rig.run();
+        Ok(())
+    });
+    assert_eq!(found, [("saving", 1)]);
+}
+
+/// A fork copies the partial page on a stream of its own: the parent writes to it later, and the child to its copy.
+#[test]
+fn steps_of_parent_and_child_come_after_the_copy_of_their_page() {
+    let found = missed((12, 4), |rig| {
+        let parent = rig.published(&IDS)?;
+        rig.name("truncating");
+        drop(rig.cache.truncate(parent, 41, rig.streams[0])?);
+        rig.run();
+        rig.name("forking");
+        let (child, _ticket) = rig.cache.fork(parent, 8, rig.streams[SIDE])?;
+        let _step = rig.step("the parent's step", 0, parent, (41, 0), 1)?;
+        rig.step("the child's step", 1, child, (41, 0), 1).map(drop)
+    });
+    assert_eq!(found, [("the parent's step", 1), ("the child's step", 1)]);
+}
+
+/// A truncation inside a page that others share copies it, to a page that still goes down.
+#[test]
+fn a_truncation_copies_to_a_page_after_the_copy_that_reads_it() {
+    let found = missed((9, 4), |rig| {
+        let gone = rig.published(&[9; 48])?;
+        rig.close(gone, 0)?;
+        rig.run();
+        let first = rig.published(&IDS)?;
+        let _shares = rig.open("sharing", &IDS[..32], 33, 0)?;
+        rig.save(SIDE)?;
+        rig.name("truncating");
+        drop(rig.cache.truncate(first, 20, rig.streams[OTHER])?);
+        rig.step("a step after it", 0, first, (20, 0), 1).map(drop)
+    });
+    assert_eq!(found, [("truncating", 1), ("a step after it", 1)]);
+}
+
+/// The pages of a sequence that was closed on one stream are written by a step on another.
+#[test]
+fn a_step_writes_to_pages_after_the_close_that_left_them() {
+    let found = missed((5, 4), |rig| {
+        let first = rig.published(&IDS)?;
+        let reads: Vec<_> = rig.rows(first, 0, 41).iter().map(|slice| bytes(slice, false)).collect();
+        rig.watch.engine(rig.streams[OTHER], "another reader", &reads)?;
+        rig.close(first, OTHER)?;
+        let (second, _) = rig.open("opening in its place", &[8; 32], 40, 0)?;
+        rig.step("writing to its pages", 0, second, (0, 0), 40).map(drop)
+    });
+    assert_eq!(found, [("writing to its pages", 1)]);
+}
+
+/// Steps of a micro-batch use the same tensors, whatever streams they are on.
+#[test]
+fn a_micro_batchs_step_comes_after_its_last_one() {
+    let found = missed((9, 4), |rig| {
+        let (first, _) = rig.open("opening", &[], 40, 0)?;
+        let (second, _) = rig.open("opening", &[], 40, 0)?;
+        let _step = rig.step("a step", 0, first, (0, 0), 40)?;
+        rig.streams.swap(0, OTHER);
+        rig.step("a step on another stream", 0, second, (0, 0), 40).map(drop)
+    });
+    assert_eq!(found, [("a step on another stream", 1)]);
+}
+
+/// Pages go down on two streams, one batch after the other: the last event covers both.
+#[test]
+fn a_batch_of_copies_comes_after_the_one_before_it() {
+    let found = missed((9, 4), |rig| {
+        for id in [7, 8] {
+            let sequence = rig.published(&[id; 48])?;
+            rig.close(sequence, 0)?;
+        }
+        rig.run();
+        rig.name("the first batch");
+        assert_eq!(rig.cache.save(rig.streams[SIDE], 1024)?, 1024);
+        rig.name("the second batch");
+        assert_eq!(rig.cache.save(rig.streams[OTHER], 1024)?, 1024);
+        // Their steps take pages of both.
+        for micro in [0, 1] {
+            let (other, _) = rig.open("opening in their place", &[5; 32], 60, 0)?;
+            let _step = rig.step("writing to their pages", micro, other, (0, 0), 60)?;
+        }
+        Ok(())
+    });
+    assert_eq!(found, [("the second batch", 1), ("writing to their pages", 1)]);
+}
+
+/// A prefix comes back to pages that still go down, from host pages that are still filled.
+#[test]
+fn pages_come_back_after_the_copies_down_of_both_their_pages() {
+    let found = missed((9, 4), |rig| {
+        let first = rig.published(&IDS)?;
+        rig.close(first, 0)?;
+        rig.run();
+        rig.save(SIDE)?;
+        // Two others take all pages, and are gone without a step.
+        let others = [8, 9].map(|id| rig.open("others", &[id; 32], 60, 0));
+        for other in others {
+            rig.close(other?.0, OTHER)?;
+        }
+        let (third, tokens) = rig.open("bringing back", &IDS[..32], 33, OTHER)?;
+        assert_eq!((tokens, rig.cache.stats().bytes_up), (32, 1024));
+        rig.step("its step", 0, third, (32, 0), 1).map(drop)
+    });
+    assert_eq!(found, [("bringing back", 1), ("its step", 1)]);
+}
+
+/// The page of a fork's partial copy still goes down for another.
+#[test]
+fn a_fork_copies_to_a_page_after_the_copy_that_reads_it() {
+    let found = missed((9, 4), |rig| {
+        let gone = rig.published(&[9; 48])?;
+        rig.close(gone, 0)?;
+        rig.run();
+        let parent = rig.published(&IDS)?;
+        rig.name("truncating");
+        drop(rig.cache.truncate(parent, 41, rig.streams[0])?);
+        let _takes = rig.open("sharing", &IDS[..32], 33, 0)?;
+        rig.save(SIDE)?;
+        rig.name("forking");
+        let (child, _ticket) = rig.cache.fork(parent, 1, rig.streams[OTHER])?;
+        rig.step("the child's step", 1, child, (41, 0), 1).map(drop)
+    });
+    assert_eq!(found, [("forking", 1), ("the child's step", 1)]);
+}
