@@ -303,15 +303,15 @@ fn a_sequence_goes_back_only_to_rows_that_it_has() {
     let to = |length| move |rig: &mut Rig| rig.cache.truncate(sequence, length, stream);
     let numbers = [("length", 81), ("committed", 40), ("landed", 40)];
     rig.refuses(&[sequence], to(81), Kind::OutOfRange, "length", &numbers);
-    // Queries from position 80 on read from position 64 on: the window begins in page 4.
-    let gone = "a sliding window whose pages were given back";
-    let numbers = [("length", 40), ("group", 1), ("wanted page", 1), ("first page", 4)];
-    rig.refuses(&[sequence], to(40), Kind::OutOfRange, gone, &numbers);
     let step = rig.begin(0, &[row(sequence, 40, 2)]);
     let busy = "work of the sequence is in flight";
     rig.refuses(&[sequence], to(80), Kind::Busy, busy, &[("steps", 1)]);
     rig.refuses(&[sequence], |rig| rig.cache.fork(sequence, 1, stream), Kind::Busy, busy, &[("steps", 1)]);
     rig.retire(step);
+    // Queries from position 80 on read from position 64 on: the window begins in page 4.
+    let gone = "a sliding window whose pages were given back";
+    let numbers = [("length", 40), ("group", 1), ("wanted page", 1), ("first page", 4)];
+    rig.refuses(&[sequence], to(40), Kind::OutOfRange, gone, &numbers);
     let fork = |rig: &mut Rig| rig.cache.fork(sequence, 1, stream);
     let landed = "rows of the last step are neither accepted nor rejected";
     rig.refuses(&[sequence], fork, Kind::InvalidState, landed, &[("landed", 2)]);

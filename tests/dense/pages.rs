@@ -1,6 +1,7 @@
 //! Pages of windows and of shared prefixes: cases that random worlds meet too rarely.
 
 use crate::device::TestDevice;
+use crate::engine::{Expected, Kernels};
 use forebay::dense::{Cache, Config, Found, Group, Open, Save, Shape};
 use forebay::device::Stream;
 use forebay::device::host::HostOptions;
@@ -136,4 +137,77 @@ fn an_evicted_page_is_found_on_the_host() {
         assert_eq!(stats.bytes_up, u64::from(found[0].host_tokens) * 16);
         cache.validate().unwrap();
     }
+}
+
+/// A truncation puts another page into the middle of a page table: the tensor of a later step has it.
+#[test]
+fn attention_reads_the_page_that_a_truncation_put_in_place_of_a_shared_one() {
+    let test = TestDevice::new(HostOptions::default());
+    let group = Group { layers: vec![0], runs: [16, 0], window: None };
+    let mut config = Config::new(Shape { page_tokens: 16, groups: vec![group] }, 2, 64);
+    config.memory = Memory { huge: false, populate: false, lock: false, node: None };
+    let (device, stream) = (test.device(), test.stream().unwrap());
+    let mut cache = Cache::new(config, test.device()).unwrap();
+    let kernels = Kernels::new(&test, &cache);
+    let parent = cache.open(&Open { prompt: 40, promised: 8 }).unwrap();
+    let mut stamps: Vec<u64> = Vec::new();
+    let mut step = |cache: &mut Cache, length: usize, accepted, fresh: u32| {
+        stamps.truncate(length);
+        stamps.extend((0..u64::from(fresh)).map(|at| 100 * u64::from(fresh) + at));
+        let row = BatchRow { sequence: parent, accepted: Accepted::Rows(accepted), query_rows: fresh };
+        let mut step = cache.prepare(MicroBatch(0), &[row], None, stream).unwrap();
+        let expected = vec![Expected { stamps: stamps.clone(), fresh: fresh as usize }];
+        kernels.enqueue(&*device, stream, cache.tensors(MicroBatch(0)).unwrap(), expected);
+        cache.finish(&mut step, stream).unwrap();
+        cache.retire(step, stream).map(drop).map_err(|unretired| unretired.error).unwrap();
+        assert_eq!(*kernels.faults.lock().unwrap(), Vec::<String>::new());
+    };
+    step(&mut cache, 0, 0, 40);
+    step(&mut cache, 40, 40, 1);
+    drop(cache.truncate(parent, 41, stream).unwrap());
+    let (child, _) = cache.fork(parent, 4, stream).unwrap();
+    drop(cache.truncate(parent, 20, stream).unwrap());
+    let page = |cache: &Cache, of| cache.pages(of, 0).unwrap()[1];
+    assert_ne!(page(&cache, parent), page(&cache, child));
+    step(&mut cache, 20, 0, 9);
+    step(&mut cache, 29, 9, 1);
+}
+
+/// Of a closed sequence's pages the last goes first, so the prefix outlives its continuation.
+#[test]
+fn an_eviction_takes_the_end_of_a_prefix_first() {
+    let (mut cache, stream) = cache(None, |config| (config.device_pages, config.max_tokens) = (vec![7], 96));
+    let ids: Vec<u32> = (0..64).collect();
+    let names = cache.names(b"", Tokens::new(&ids)).unwrap();
+    let first = cache.open_shared(&Open { prompt: 64, promised: 1 }, &names, stream).unwrap().sequence;
+    step(&mut cache, stream, first, 0, 64);
+    step(&mut cache, stream, first, 64, 1);
+    assert_eq!(cache.publish(first, 0, Tokens::new(&ids)).unwrap(), 64);
+    cache.close(first, stream).unwrap();
+    // Two pages are free. Each sequence takes one page more than those that are left.
+    for (tokens, left) in [(33, 48), (49, 32), (65, 16), (81, 0)] {
+        let other = cache.open(&Open { prompt: tokens, promised: 0 }).unwrap();
+        assert_eq!(cache.find(&names), Found { tokens: left, host_tokens: 0 }, "{tokens} tokens");
+        cache.close(other, stream).unwrap();
+    }
+}
+
+/// All rows of a chunk are accepted, so when it is retired the window may leave its beginning, though another chunk is
+/// in flight.
+#[test]
+fn a_window_slides_over_a_retired_chunk_while_the_next_one_is_in_flight() {
+    let (mut cache, stream) = cache(Some(17), |_| ());
+    let sequence = cache.open(&Open { prompt: 128, promised: 16 }).unwrap();
+    let first = prepare(&mut cache, stream, sequence, 0, 32);
+    let second = prepare(&mut cache, stream, sequence, 32, 32);
+    cache.retire(first, stream).map(drop).map_err(|unretired| unretired.error).unwrap();
+    let third = prepare(&mut cache, stream, sequence, 32, 32);
+    // The second chunk begins at position 32, whose window begins at 16.
+    let pages = cache.pages(sequence, 0).unwrap();
+    let held: Vec<bool> = pages.iter().map(|page| *page != 0).collect();
+    assert_eq!(held, [false, true, true, true, true, true]);
+    for step in [second, third] {
+        cache.retire(step, stream).map(drop).map_err(|unretired| unretired.error).unwrap();
+    }
+    cache.validate().unwrap();
 }
