@@ -1,8 +1,8 @@
 //! Promise P6: after a cache has been warmed up, no thread of the process allocates or frees from prepare to retire,
 //! nor in a resize between two steps, on the host device and on the CUDA device, layer by layer and by graphs; nor in
-//! the steps of a ring of sharded weights, nor in those of a dense cache, which slide windows and evict pages. The memory
-//! that a driver takes does not come through Rust's allocator. This program has one test only, because the allocator
-//! counts every thread except the test harness's own, which waits meanwhile and may allocate at any time.
+//! the steps of a ring of sharded weights, nor in those of a dense cache, which slide windows and evict pages. The
+//! memory that a driver takes does not come through Rust's allocator. This program has one test only, because the
+//! allocator counts every thread except the test harness's own, which waits meanwhile and may allocate at any time.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "allocation/dense.rs"]

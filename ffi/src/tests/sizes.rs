@@ -36,7 +36,7 @@ fn the_sizes_that_callers_must_state_do_not_change() {
         (required::<FbStepConfig>(), 24),
         (required::<FbRetired>(), 32),
         (required::<FbDenseConfig>(), 120),
-        (required::<FbDenseCacheFootprint>(), 56),
+        (required::<FbDenseCacheFootprint>(), 64),
         (required::<FbDenseCacheStats>(), 128),
         (required::<FbDenseLayerView>(), 40),
         (required::<FbDenseStepTensors>(), 112),
