@@ -150,11 +150,9 @@ fn attention_reads_the_page_that_a_truncation_put_in_place_of_a_shared_one() {
     let mut cache = Cache::new(config, test.device()).unwrap();
     let kernels = Kernels::new(&test, &cache);
     let parent = cache.open(&Open { prompt: 40, promised: 8 }).unwrap();
-    let mut stamps: Vec<u64> = Vec::new();
-    let mut step = |cache: &mut Cache, length: usize, accepted, fresh: u32| {
-        stamps.truncate(length);
+    let step = |cache: &mut Cache, of, stamps: &mut Vec<u64>, accepted, fresh: u32| {
         stamps.extend((0..u64::from(fresh)).map(|at| 100 * u64::from(fresh) + at));
-        let row = BatchRow { sequence: parent, accepted: Accepted::Rows(accepted), query_rows: fresh };
+        let row = BatchRow { sequence: of, accepted: Accepted::Rows(accepted), query_rows: fresh };
         let mut step = cache.prepare(MicroBatch(0), &[row], None, stream).unwrap();
         let expected = vec![Expected { stamps: stamps.clone(), fresh: fresh as usize }];
         kernels.enqueue(&*device, stream, cache.tensors(MicroBatch(0)).unwrap(), expected);
@@ -162,15 +160,20 @@ fn attention_reads_the_page_that_a_truncation_put_in_place_of_a_shared_one() {
         cache.retire(step, stream).map(drop).map_err(|unretired| unretired.error).unwrap();
         assert_eq!(*kernels.faults.lock().unwrap(), Vec::<String>::new());
     };
-    step(&mut cache, 0, 0, 40);
-    step(&mut cache, 40, 40, 1);
+    let mut rows = Vec::new();
+    step(&mut cache, parent, &mut rows, 0, 40);
+    step(&mut cache, parent, &mut rows, 40, 1);
     drop(cache.truncate(parent, 41, stream).unwrap());
     let (child, _) = cache.fork(parent, 4, stream).unwrap();
+    let mut others = rows.clone();
     drop(cache.truncate(parent, 20, stream).unwrap());
+    rows.truncate(20);
     let page = |cache: &Cache, of| cache.pages(of, 0).unwrap()[1];
     assert_ne!(page(&cache, parent), page(&cache, child));
-    step(&mut cache, 20, 0, 9);
-    step(&mut cache, 29, 9, 1);
+    step(&mut cache, parent, &mut rows, 0, 9);
+    // The new rows are in the new page, and the other sequence still has its own.
+    step(&mut cache, child, &mut others, 0, 1);
+    step(&mut cache, parent, &mut rows, 9, 1);
 }
 
 /// Of a closed sequence's pages the last goes first, so the prefix outlives its continuation.
