@@ -204,7 +204,9 @@ static void loop(uint32_t layout, uint32_t runs) {
         serve(dense, of, FIRST);
     }
     number_tokens(of, 1000);
-    CHECK(open_request(dense, of, NEXT, "a") == published && stats_dense(dense).bytes_up == saved);
+    /* Of the group with a window only the pages of the last window have to come back. */
+    CHECK(open_request(dense, of, NEXT, "a") == published);
+    CHECK(stats_dense(dense).bytes_up > saved / 2 && stats_dense(dense).bytes_up < saved);
     serve(dense, of, NEXT);
     CHECK(stats_dense(dense).sequences == 0 && stats_dense(dense).steps_in_flight == 0);
     OK(dense, fb_dense_validate(dense));

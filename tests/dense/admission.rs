@@ -1,7 +1,7 @@
 //! How many sequences fit: what admission lets in is what the pages hold, and one more is refused with the reason.
 //!
-//! That a step finds the pages which admission promised is what the world shows: its `step` unwraps every prepare,
-//! whatever was opened, shared, evicted and truncated before.
+//! That a step finds the pages which admission promised is what the world shows: its `step` takes no error of a
+//! prepare but that of a failed sequence whose steps are in flight, whatever was opened, shared and evicted before.
 
 use std::sync::Arc;
 
