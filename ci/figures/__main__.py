@@ -11,6 +11,7 @@ import pathlib
 import sys
 from xml.etree import ElementTree
 
+import dense
 import lives
 import overlap
 import pools
@@ -18,7 +19,7 @@ import rule
 import slab
 from draw import ROOT, Fault
 
-FIGURES = [pools.figure, slab.figure, overlap.figure, lives.sequence, lives.page, rule.figure]
+FIGURES = [pools.figure, dense.figure, slab.figure, overlap.figure, lives.sequence, lives.page, rule.figure]
 
 
 def drawn():
