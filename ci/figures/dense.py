@@ -23,7 +23,8 @@ def device(figure):
     for i, (kind, word) in enumerate(zip(kinds, words)):
         figure.label(kind, LEFT + PAGE * i, DEVICE + 122, 56, 40, [str(i + 1)])
         figure.text("soft", LEFT + PAGE * i + 28, DEVICE + 182, word, "m")
-    figure.text("small", 24, DEVICE + 216, "Opening a sequence takes every page that it will need, so no step runs out.")
+    figure.text("small", 24, DEVICE + 216,
+                "Opening a sequence takes every page that it will need, so no step runs out.")
 
 
 def host(figure):
@@ -47,10 +48,10 @@ def ways(figure):
 def figure():
     picture = Figure(
         "dense", (640, HOST + 108), "A dense model: pages on the device, and a second tier in host memory",
-        "Above, the device: the page tables of two sequences, A and B, and eight pages. Pages 1 and 2 are a prefix that "
-        "both share; pages 5 and 7 are their own; page 4 is published and unused; the others are free. Below, host "
-        "memory: copies of pages 1, 2 and 4, and of pages 9 to 11, which the device has no room for. A page goes down "
-        "when it is saved, and comes up when a prompt begins with it.")
+        "Above, the device: the page tables of two sequences, A and B, and eight pages. Pages 1 and 2 are a prefix "
+        "that both share; pages 5 and 7 are their own; page 4 is published and unused; the others are free. Below, "
+        "host memory: copies of pages 1, 2 and 4, and of pages 9 to 11, which the device has no room for. A page goes "
+        "down when it is saved, and comes up when a prompt begins with it.")
     for part in (device, host, ways):
         part(picture)
     return picture
