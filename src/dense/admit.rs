@@ -77,12 +77,13 @@ impl Cache {
             held.push(Held::new(need)?);
         }
         let copied = vector(self.pools.len(), "fork", "copies of pages")?;
-        let names = self.records[parent].names.as_ref();
-        let names = names.map(|names| names.head(full, self.config.pages(reach))).transpose()?;
         // The work that wrote the parent's rows comes before the copy.
         self.order_behind(parent, stream)?;
         self.device.wait(stream, self.left)?;
+        // The child has the parent's window, and uses the blocks of no other pages.
         self.leave_pages(parent, floor)?;
+        let names = self.records[parent].names.as_ref();
+        let names = names.map(|names| names.head(full, self.config.pages(reach))).transpose()?;
         let child = self.enter(index, (prompt, tokens), held);
         (self.records[index].copied, self.records[index].names) = (copied, names);
         let shared = self.share(parent, index, full, partial);

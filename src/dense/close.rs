@@ -1,6 +1,7 @@
 //! Closing sequences, freeing their pages, and shutting a cache down.
 
-use crate::dense::pool::{Need, Promised};
+use crate::dense::named::Named;
+use crate::dense::pool::{Need, Pool, Promised};
 use crate::dense::record::{Record, State};
 use crate::dense::{Cache, Stats};
 use crate::device::Stream;
@@ -92,6 +93,23 @@ impl Cache {
         Err((Box::new(self), error))
     }
 
+    /// Checks that a sequence owns the page of every block that it uses.
+    fn validate_users(&self, group: usize, pool: &Pool, record: &Record) -> Result<()> {
+        let named = record.names.as_ref();
+        let used =
+            (0..named.map_or(0, Named::pages)).filter_map(|block| Some((block, named?.used(group, block)?)));
+        for (block, name) in used {
+            let page = pool.find(&name).and_then(|found| found.device).map(|page| page.0);
+            if page.is_none() || page != record.held[group].page(block) {
+                return Err(Error::new(Kind::Internal, "validate")
+                    .at("a sequence uses a block without owning its page")
+                    .with("group", group as u64)
+                    .with("block", block));
+            }
+        }
+        Ok(())
+    }
+
     /// Checks every invariant of the pages and page tables. For tests, between steps.
     ///
     /// # Errors
@@ -115,6 +133,7 @@ impl Cache {
                 }
                 let held = &record.held[group];
                 promised.add(held.need());
+                self.validate_users(group, pool, record)?;
                 held.own().iter().for_each(|page| count(*page));
                 let row = &mut entries[..held.pages().len()];
                 self.tables.read(group, lane, row)?;

@@ -8,7 +8,7 @@ use crate::fallible::vector;
 #[derive(Debug)]
 pub(super) struct Line {
     event: Event,
-    /// The number of the last batch that was enqueued.
+    /// The number of the last batch that was enqueued whole.
     last: u64,
     /// The number of the last batch that the host has seen complete.
     seen: u64,
@@ -38,10 +38,12 @@ impl Line {
         number <= self.seen
     }
 
-    /// Records the event after copies that a refused call left without it: they are a batch too.
+    /// Records the event after copies that a refused call left without it. They stay a part of the next batch, so that
+    /// copies that are noted keep its number.
     pub(super) fn settle(&mut self, device: &dyn Device) -> Result<()> {
         if let Some(before) = self.unsettled {
-            self.end(before, device)?;
+            device.record(self.event, before)?;
+            self.unsettled = None;
         }
         Ok(())
     }

@@ -137,6 +137,8 @@ pub struct Cache {
     sent: Sent,
     ring: Ring,
     moves: Moves,
+    /// The group whose page is saved next.
+    saves: usize,
     /// The key of the block hashes.
     secret: Secret,
     records: Vec<Record>,
@@ -222,6 +224,7 @@ impl Cache {
             sent: Sent::new(config.micro_batches, config.batch)?,
             ring,
             moves: Moves::new(&config.device_pages, &*device)?,
+            saves: 0,
             secret,
             records: vector(config.sequences as usize, "cache", "sequences")?,
             left: device.event()?,

@@ -283,6 +283,11 @@ impl Pool {
         self.touched[page as usize].down.max(self.host.touched[host as usize].down)
     }
 
+    /// The last copy down that touched a device page.
+    pub(super) fn drained(&self, page: u32) -> u64 {
+        self.touched.get(page as usize).map_or(0, |touched| touched.down)
+    }
+
     /// The last copy up that touched a device page.
     pub(super) fn filled(&self, page: u32) -> u64 {
         self.touched[page as usize].up
@@ -330,16 +335,15 @@ impl Pool {
     }
 
     /// Ends a sequence's use of a block whose rows it is about to change. If it is the only user and keeps the page,
-    /// the block's device page is forgotten; a copy on the host stays. Returns the number of the last copy down that
-    /// touched the page: it may still read the rows.
-    pub(super) fn unname(&mut self, block: &BlockHash, page: u32) -> Result<u64> {
+    /// the block's device page is forgotten; a copy on the host stays.
+    pub(super) fn unname(&mut self, block: &BlockHash, page: u32) -> Result<()> {
         let alone = self.uses_alone(block, page);
         self.directory.release(block)?;
         if alone && self.directory.forget_device(block).is_some() {
             self.named[page as usize] = false;
             self.pages.release(page)?;
         }
-        Ok(self.touched[page as usize].down)
+        Ok(())
     }
 
     /// Whether the directory names `page` by a block that one sequence alone uses.

@@ -360,7 +360,7 @@ impl Cache {
 
     /// Forgets the names of a sequence's pages from `first` on: their rows may change.
     pub(super) fn unname(&mut self, index: usize, first: u32) -> Result<()> {
-        let Record { names, held, after, .. } = &mut self.records[index];
+        let Record { names, held, .. } = &mut self.records[index];
         let Some(named) = names else { return Ok(()) };
         while named.pages() > first {
             let Some((name, groups)) = named.blocks.pop() else { break };
@@ -368,8 +368,7 @@ impl Cache {
             for (group, pool) in
                 self.pools.iter_mut().enumerate().filter(|(group, _)| groups & 1 << group != 0)
             {
-                // A copy down may still read the rows that change now.
-                *after = pool.unname(&name, held[group].page(block).unwrap_or_default())?.max(*after);
+                pool.unname(&name, held[group].page(block).unwrap_or_default())?;
             }
         }
         Ok(())
@@ -399,16 +398,12 @@ impl Cache {
     /// # Errors
     /// The device's errors: the copies that it refused are enqueued by the next call that names a stream.
     pub fn save(&mut self, stream: Stream, bytes: u64) -> Result<u64> {
-        let mut saved = 0;
-        loop {
-            // In turn: a prefix is found only where all groups have it.
-            let before = saved;
-            for pool in &mut self.pools {
-                saved += pool.save_oldest(bytes - saved, &mut self.moves)?;
-            }
-            if saved == before {
-                break;
-            }
+        let (mut saved, mut passed) = (0, 0);
+        // In turn over all calls: a prefix is found only where all groups have it.
+        while passed < self.pools.len() {
+            let own = self.pools[self.saves].save_oldest(bytes - saved, &mut self.moves)?;
+            self.saves = (self.saves + 1) % self.pools.len();
+            (saved, passed) = (saved + own, if own > 0 { 0 } else { passed + 1 });
         }
         self.flush(stream)?;
         Ok(saved)

@@ -44,8 +44,6 @@ impl Cache {
         accepted: Option<Slice>,
         stream: Stream,
     ) -> Result<Step> {
-        self.leave_windows()?;
-        self.flush(stream)?;
         let query_rows = self.check_batch(micro_batch, rows)?;
         self.attempt += 1;
         for (index, row) in rows.iter().enumerate() {
@@ -74,8 +72,11 @@ impl Cache {
             record.floor = record.next_floor(row.accepted);
             record.start = record.next_start(row.accepted);
             let in_flight = record.steps.begin_flight(&mut record.rows, row, micro_batch);
+            let floor = record.floor;
             self.sent.note((micro_batch.index(), at), record.opened, record.epoch, &record.held);
             self.ring.add_row(&step, in_flight);
+            // Not before: a step that is refused has accepted nothing.
+            self.leave_pages(index, floor)?;
         }
         Ok(step)
     }
@@ -89,6 +90,7 @@ impl Cache {
         accepted: Option<Slice>,
         stream: Stream,
     ) -> Result<Step> {
+        self.leave_windows()?;
         rows.iter().try_for_each(|row| self.slide(row))?;
         // Pages that the step takes may have been noted for a copy.
         self.flush(stream)?;
@@ -144,10 +146,7 @@ impl Cache {
         record.rows.check_accepted(row.accepted, tensor.is_some())?;
         let most = self.config.reach(record.tokens)?;
         record.rows.check_reach(row.accepted, row.query_rows, most, record.tokens)?;
-        self.check_chunk(record, row.accepted)?;
-        // A step that was refused may have given pages back already, for more accepted rows.
-        let start = record.next_start(row.accepted).unwrap_or(record.floor);
-        self.check_windows(row.sequence.index as usize, start, "prepare")
+        self.check_chunk(record, row.accepted)
     }
 
     /// Checks that all rows of a prompt's chunk are accepted. Admission counts on it.
@@ -170,13 +169,10 @@ impl Cache {
         self.config.pages(u32::try_from(reach).unwrap_or(u32::MAX))
     }
 
-    /// In the groups with a sliding window, gives back the pages that no query reads any more, and takes those that the
-    /// step writes to. The promise covers them.
+    /// In the groups with a sliding window, takes the pages that the step writes to. The promise covers them.
     fn slide(&mut self, row: &BatchRow) -> Result<()> {
         let index = row.sequence.index as usize;
-        let record = &self.records[index];
-        let (floor, end) = (record.next_floor(row.accepted), self.end_block(record, row));
-        self.leave_pages(index, floor)?;
+        let end = self.end_block(&self.records[index], row);
         for group in 0..self.pools.len() {
             if self.config.slides(group) {
                 self.take_pages(index, group, end)?;
@@ -217,9 +213,12 @@ impl Cache {
     /// In the groups with a sliding window, gives back the pages behind the first `length` tokens. No work may be in
     /// flight that names them.
     pub(super) fn cut_pages(&mut self, index: usize, length: u32) -> Result<()> {
-        let end = self.config.pages(length);
-        let Record { held, epoch, .. } = &mut self.records[index];
+        let Record { held, epoch, copied, .. } = &mut self.records[index];
         for (group, pool) in self.pools.iter_mut().enumerate() {
+            // A copy that a refused call left may still write to its page.
+            let target = |to: u32| (0..).zip(held[group].pages()).find(|(_, page)| **page == to);
+            let targets = copied.iter().filter(|copy| copy.group == group).filter_map(|copy| target(copy.to));
+            let end = targets.map(|(block, _)| block + 1).fold(self.config.pages(length), u32::max);
             if self.config.slides(group) && held[group].end() > end {
                 self.tables.clear(group, index, end, held[group].end())?;
                 held[group].cut(end, pool)?;
@@ -393,19 +392,19 @@ impl Cache {
             if !std::mem::replace(&mut record.leaves, true) {
                 self.leaving.push(row.sequence);
             }
-            let released = match record.state {
-                State::Closing => self.release_closed(index, stream),
-                State::Failed if record.steps.in_flight() == 0 => {
-                    let committed = record.rows.committed;
-                    self.cut_pages(index, committed)
-                }
-                _ => Ok(()),
-            };
-            first_error = first_error.and(released);
+            let (closing, committed) = (record.state == State::Closing, record.rows.committed);
+            if record.failed_at.is_some() && record.steps.in_flight() == 0 {
+                first_error = first_error.and(self.cut_pages(index, committed));
+            }
+            if closing {
+                first_error = first_error.and(self.release_closed(index, stream));
+            }
         }
         if !sound || self.draining {
             let drains = |record: &Record| record.failed_at.is_some() && record.steps.in_flight() > 0;
-            self.draining = self.records.iter().any(drains);
+            // Without a window no chunk has pages of its own.
+            let slides = (0..self.pools.len()).any(|group| self.config.slides(group));
+            self.draining = slides && self.records.iter().any(drains);
         }
         first_error
     }

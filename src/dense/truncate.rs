@@ -22,7 +22,6 @@ impl Cache {
     pub fn truncate(&mut self, sequence: Sequence, length: u32, stream: Stream) -> Result<Ticket> {
         self.record(sequence)?;
         let index = sequence.index as usize;
-        self.release_held(index)?;
         let record = &self.records[index];
         record.check_state(&[State::Running, State::Truncating, State::Failed], "truncate")?;
         record.check_idle("truncate")?;
@@ -36,25 +35,24 @@ impl Cache {
                 .with("committed", committed)
                 .with("landed", landed));
         }
-        self.check_windows(index, length, "truncate")?;
+        self.check_windows(index, length)?;
         self.check_shared(index, length)?;
-        let again = record.state == State::Truncating;
+        // Pages of copies that have ended. An error above gives none back.
+        self.release_held(index)?;
         self.order_behind(index, stream)?;
         self.device.wait(stream, self.left)?;
         // From here on pages may lack rows, until the whole truncation is enqueued.
         let record = &mut self.records[index];
         (record.state, record.work.unsettled) = (State::Truncating, Some(stream));
         (record.rows.committed, record.rows.stored) = (committed.min(length), record.rows.stored.min(length));
-        record.rows.landed = if length < committed { 0 } else { landed };
+        // Another try may be shorter, never longer: what is behind `length` may be gone.
+        record.rows.landed = length.saturating_sub(committed);
         self.flush(stream)?;
         self.unname(index, length / self.config.shape.page_tokens)?;
-        // A copy that a refused call enqueued may still write to one of the pages.
-        if !again {
-            self.cut_pages(index, length)?;
-        }
+        self.cut_pages(index, length)?;
         self.own_pages(index, length)?;
         self.flush(stream)?;
-        let after = self.records[index].after;
+        let after = self.follow_copies(index, length);
         self.moves.down.wait(after, stream, &*self.device)?;
         let record = &mut self.records[index];
         let ticket = match record.copied.is_empty() {
@@ -75,12 +73,24 @@ impl Cache {
         Ok(ticket)
     }
 
+    /// The number of the last copy down that may read a page whose rows from `length` on will change, whichever sequence
+    /// published it. The sequence's steps follow it.
+    fn follow_copies(&mut self, index: usize, length: u32) -> u64 {
+        let first = (length / self.config.shape.page_tokens) as usize;
+        let record = &mut self.records[index];
+        for (pool, held) in self.pools.iter().zip(&record.held) {
+            let kept = held.pages().iter().skip(first).map(|page| pool.drained(*page));
+            record.after = kept.fold(record.after, u64::max);
+        }
+        record.after
+    }
+
     /// Checks that every sliding window still has the pages that a query at `length` reads.
-    pub(super) fn check_windows(&self, index: usize, length: u32, operation: &'static str) -> Result<()> {
+    fn check_windows(&self, index: usize, length: u32) -> Result<()> {
         let held = self.records[index].held.iter().enumerate();
         let gone = held.map(|(group, held)| (group, held.first(), self.config.first_block(group, length)));
         match gone.clone().find(|(_, first, needed)| first > needed) {
-            Some((group, first, needed)) => Err(Error::new(Kind::OutOfRange, operation)
+            Some((group, first, needed)) => Err(Error::new(Kind::OutOfRange, "truncate")
                 .at("a sliding window whose pages were given back")
                 .with("length", length)
                 .with("group", group as u64)

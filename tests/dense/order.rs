@@ -356,3 +356,28 @@ fn a_fork_copies_to_a_page_after_the_copy_that_reads_it() {
     });
     assert_eq!(found, [("forking", 1), ("the child's step", 1)]);
 }
+
+/// A fork keeps pages that its parent publishes later. The parent is gone and its blocks are evicted, while the pages
+/// still go down: who publishes a page is not who rewrites it.
+#[test]
+fn a_truncation_follows_the_copies_of_pages_that_another_sequence_published() {
+    let found = missed((10, 8), |rig| {
+        let gone = rig.published(&[9; 48])?;
+        let (parent, _) = rig.open("opening", &[], 32, 0)?;
+        let step = rig.step("the prompt", 0, parent, (0, 0), 32)?;
+        rig.retire(step)?;
+        drop(rig.cache.truncate(parent, 32, rig.streams[0])?);
+        let (child, _ticket) = rig.cache.fork(parent, 8, rig.streams[0])?;
+        assert_eq!(rig.cache.publish(parent, 0, Tokens::new(&IDS[..32]))?, 32);
+        rig.save(SIDE)?;
+        rig.close(parent, 0)?;
+        rig.close(gone, 0)?;
+        let small = Open { prompt: 10, promised: 10 };
+        rig.cache.open(&Open { prompt: 40, promised: 22 })?;
+        rig.cache.open(&small)?;
+        assert_eq!((rig.cache.stats().tiers[0].published, rig.cache.stats().free_pages[0]), (0, 0));
+        drop(rig.cache.truncate(child, 20, rig.streams[OTHER])?);
+        rig.step("a step after it", 1, child, (20, 0), 1).map(drop)
+    });
+    assert_eq!(found, [("a step after it", 1)]);
+}

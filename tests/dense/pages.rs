@@ -1,10 +1,13 @@
 //! Pages of windows and of shared prefixes: cases that random worlds meet too rarely.
 
+use std::sync::Arc;
+
 use crate::device::TestDevice;
 use crate::engine::{Expected, Kernels};
+use crate::faulty::Faulty;
 use forebay::dense::{Cache, Config, Found, Group, Open, Save, Shape};
-use forebay::device::Stream;
 use forebay::device::host::HostOptions;
+use forebay::device::{Device, Stream};
 use forebay::{Accepted, BatchRow, Kind, Memory, MicroBatch, Sequence, Step, Tokens};
 
 /// A cache of one group, with a window or without.
@@ -213,4 +216,136 @@ fn a_window_slides_over_a_retired_chunk_while_the_next_one_is_in_flight() {
         cache.retire(step, stream).map(drop).map_err(|unretired| unretired.error).unwrap();
     }
     cache.validate().unwrap();
+}
+
+/// The parent's window has moved on when it is forked: the child uses none of the blocks before it.
+#[test]
+fn a_fork_uses_no_block_whose_page_it_does_not_own() {
+    let (mut cache, stream) = cache(Some(16), |config| {
+        (config.steps_in_flight, config.step_tokens, config.max_tokens) = (1, 96, 208);
+        config.device_pages = config.pages_for(2, 208);
+    });
+    let ids: Vec<u32> = (0..192).collect();
+    let nothing = cache.names(b"", Tokens::default()).unwrap();
+    let parent = cache.open_shared(&Open { prompt: 192, promised: 4 }, &nothing, stream).unwrap().sequence;
+    step(&mut cache, stream, parent, 0, 96);
+    assert_eq!(cache.publish(parent, 0, Tokens::new(&ids)).unwrap(), 96);
+    let _ticket = cache.truncate(parent, 96, stream).unwrap();
+    let (child, _ticket) = cache.fork(parent, 4, stream).unwrap();
+    cache.validate().unwrap();
+    step(&mut cache, stream, parent, 0, 96);
+    cache.validate().unwrap();
+    step(&mut cache, stream, child, 0, 1);
+    for sequence in [parent, child] {
+        cache.close(sequence, stream).unwrap();
+    }
+    cache.validate().unwrap();
+}
+
+/// A cache whose window's pages are 16 tokens, on a device that refuses calls.
+fn refusing() -> (Cache, Stream, Arc<Faulty>) {
+    let faulty = Faulty::new(TestDevice::host(HostOptions::default()).device(), false);
+    let shape =
+        Shape { page_tokens: 16, groups: vec![Group { layers: vec![0], runs: [16, 0], window: Some(16) }] };
+    let mut config = Config { query_rows: 4, ..Config::new(shape, 2, 256) };
+    config.memory = Memory { huge: false, populate: false, lock: false, node: None };
+    let stream = faulty.stream().unwrap();
+    (Cache::new(config, faulty.clone()).unwrap(), stream, faulty)
+}
+
+/// Drafts that a refused step would have accepted are neither accepted nor rejected.
+#[test]
+fn a_refused_prepare_gives_no_page_back() {
+    let (mut cache, stream, faulty) = refusing();
+    let sequence = cache.open(&Open { prompt: 92, promised: 40 }).unwrap();
+    step(&mut cache, stream, sequence, 0, 92);
+    step(&mut cache, stream, sequence, 92, 4);
+    let row = |accepted| BatchRow { sequence, accepted: Accepted::Rows(accepted), query_rows: 1 };
+    // Without them the window begins in page 4, with them in page 5.
+    let mut refused = 0;
+    for passing in 0.. {
+        faulty.aim(Some(passing));
+        let prepared = cache.prepare(MicroBatch(0), &[row(4)], None, stream);
+        if faulty.aim(None).is_none() {
+            drop(prepared.unwrap());
+            break;
+        }
+        prepared.unwrap_err();
+        refused += 1;
+        assert_ne!(cache.pages(sequence, 0).unwrap()[4], 0, "call {passing}");
+        cache.validate().unwrap();
+    }
+    assert!(refused > 2 && cache.pages(sequence, 0).unwrap()[4] == 0);
+    let (mut cache, stream, faulty) = refusing();
+    let sequence = cache.open(&Open { prompt: 92, promised: 40 }).unwrap();
+    step(&mut cache, stream, sequence, 0, 92);
+    step(&mut cache, stream, sequence, 92, 4);
+    faulty.aim(Some(refused - 1));
+    let row = |accepted| BatchRow { sequence, accepted: Accepted::Rows(accepted), query_rows: 1 };
+    cache.prepare(MicroBatch(0), &[row(4)], None, stream).unwrap_err();
+    drop(cache.prepare(MicroBatch(0), &[row(0)], None, stream).unwrap());
+}
+
+/// What a truncation that was refused half-way has cut is gone: another try is not longer. And it has cut all.
+#[test]
+fn a_refused_truncation_is_not_tried_again_with_a_larger_length() {
+    let mut half_way = 0;
+    for passing in 0.. {
+        let (mut cache, stream, faulty) = refusing();
+        let ids: Vec<u32> = (0..160).collect();
+        let names = |count| Tokens::new(&ids[..count]);
+        let prefix = cache.names(b"", names(64)).unwrap();
+        let open = Open { prompt: 200, promised: 40 };
+        let sequence = cache.open_shared(&open, &prefix, stream).unwrap().sequence;
+        step(&mut cache, stream, sequence, 0, 40);
+        step(&mut cache, stream, sequence, 40, 120);
+        assert_eq!(cache.publish(sequence, 0, names(160)).unwrap(), 160);
+        // Another one shares the page of position 50, so the truncation copies it.
+        assert_eq!(cache.open_shared(&open, &prefix, stream).unwrap().found.tokens, 64);
+        faulty.aim(Some(passing));
+        let truncated = cache.truncate(sequence, 50, stream);
+        if faulty.aim(None).is_none() {
+            drop(truncated.unwrap());
+            break;
+        }
+        truncated.unwrap_err();
+        let error = cache.fork(sequence, 1, stream).unwrap_err();
+        if error.place() == "the device refused a truncate half-way" {
+            half_way += 1;
+            let longer = cache.truncate(sequence, 51, stream).unwrap_err();
+            assert_eq!((longer.kind(), longer.number("landed")), (Kind::OutOfRange, Some(10)), "{longer}");
+        }
+        drop(cache.truncate(sequence, 50, stream).unwrap());
+        assert_eq!(cache.pages(sequence, 0).unwrap().len(), 4);
+        cache.validate().unwrap();
+    }
+    assert!(half_way >= 3, "{half_way}");
+}
+
+/// Few bytes a call: both groups get their turn.
+#[test]
+fn saving_by_little_at_a_time_serves_every_group() {
+    let test = TestDevice::new(HostOptions::default());
+    let group = |layer, runs| Group { layers: vec![layer], runs, window: None };
+    let groups = vec![group(0, [32, 0]), group(1, [16, 0])];
+    let mut config = Config::new(Shape { page_tokens: 16, groups }, 2, 128);
+    config.memory = Memory { huge: false, populate: false, lock: false, node: None };
+    config.host_pages = vec![16, 16];
+    let stream = test.stream().unwrap();
+    let mut cache = Cache::new(config, test.device()).unwrap();
+    let ids: Vec<u32> = (0..64).collect();
+    let names = cache.names(b"", Tokens::new(&ids)).unwrap();
+    let sequence = cache.open_shared(&Open { prompt: 64, promised: 4 }, &names, stream).unwrap().sequence;
+    step(&mut cache, stream, sequence, 0, 64);
+    assert_eq!(cache.publish(sequence, 0, Tokens::new(&ids)).unwrap(), 64);
+    let saved: Vec<(u32, u32)> = (0..8)
+        .map(|_| {
+            assert!(cache.save(stream, 512).unwrap() > 0);
+            let tiers = cache.stats().tiers;
+            (tiers[0].saved, tiers[1].saved)
+        })
+        .take_while(|saved| *saved != (4, 4))
+        .collect();
+    assert!(saved.iter().all(|(first, second)| first.abs_diff(*second) <= 2), "{saved:?}");
+    assert_eq!(cache.stats().tiers.map(|tier| tier.saved), [4, 4, 0, 0]);
 }

@@ -48,6 +48,8 @@ struct Life {
     /// Whether a refused call is made again.
     again: bool,
     refusals: u32,
+    /// How many calls of the device pass in the second try before one is refused again; then there is a third.
+    second: Option<u64>,
     /// The call of the device that was refused.
     refused: Option<&'static str>,
 }
@@ -71,6 +73,7 @@ impl Life {
             texts: Vec::new(),
             again,
             refusals: 0,
+            second: None,
             refused: None,
         }
     }
@@ -94,6 +97,16 @@ impl Life {
             return None;
         }
         self.clock.run().unwrap();
+        if let Some(passing) = self.second.take() {
+            self.refused = self.faulty.aim(Some(passing));
+            let made = call(self);
+            self.check();
+            self.faulty.aim(None);
+            if made.is_ok() {
+                return made.ok();
+            }
+            self.refusals += 1;
+        }
         let made = call(self);
         self.check();
         Some(made.unwrap())
@@ -257,7 +270,7 @@ impl Life {
     fn end(&mut self) {
         self.close_all();
         self.free_all();
-        self.refused = self.faulty.aim(None);
+        self.refused = self.faulty.aim(None).or(self.refused);
         self.free_all();
         let unused =
             Cache::new(self.cache.config().clone(), TestDevice::host(HostOptions::default()).device());
@@ -284,4 +297,23 @@ fn every_call_of_the_device_may_be_refused() {
         }
     }
     assert_eq!(refused, BTreeSet::from(["complete", "enqueue_pages", "record", "wait"]));
+}
+
+/// A call that is refused twice in a row, at any two of its calls of the device, is made a third time.
+#[test]
+fn a_call_may_be_refused_twice_in_a_row() {
+    let mut twice = 0;
+    for save in [Save::Published, Save::Evicted] {
+        for (second, passing) in (0..8).flat_map(|second| (0..).map(move |passing| (second, passing))) {
+            let mut life = Life::new(passing, save, true);
+            life.second = Some(second);
+            life.faulty.aim(Some(passing));
+            life.run();
+            twice += u32::from(life.refusals > 1);
+            if life.refused.is_none() {
+                break;
+            }
+        }
+    }
+    assert!(twice > 100, "{twice} calls were refused twice");
 }
