@@ -2386,9 +2386,8 @@ fb_status fb_dense_tensors(const struct fb_dense *dense,
                            uint32_t micro_batch,
                            struct fb_dense_step_tensors *tensors);
 
-// Frees what ended work still holds: closed sequences, pages that finished copies have read, and step descriptors of
-// begins that the device refused half-way. `waiting`, which may be NULL, receives the number of closed sequences that
-// still wait. `stream` is as for fb_dense_close.
+// Frees what ended work still holds: closed sequences, and pages that finished copies have read. `waiting`, which may
+// be NULL, receives the number of closed sequences that still wait. `stream` is as for fb_dense_close.
 //
 // Requires:
 // `waiting` is NULL or has room for the result.
@@ -2634,12 +2633,12 @@ fb_status fb_dense_close(struct fb_dense *dense,
 // device reads in the stream's order. It may be NULL.
 //
 // FB_BUSY when every step descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step),
-// and when the micro-batch's last step is not finished. FB_INVALID_STATE for a sequence whose step failed or whose
+// when the micro-batch's last step is not finished, and while steps behind a failed one are in flight in a model with
+// windows (retire those). FB_INVALID_STATE for a sequence whose step failed or whose
 // first step was in another micro-batch. FB_INVALID_CONFIG for a sequence that is named twice, and for
 // FB_ACCEPTED_ON_DEVICE without `accepted`. FB_OUT_OF_RANGE for no or too many batch rows, query rows or accepted
 // rows, and for a sequence that would outgrow its admitted tokens. FB_DEVICE_FAILED if the last copy of a sequence
-// failed. FB_CLOSED for a closed sequence. On an error no step begins. If the device refuses the call half-way, its
-// step descriptor becomes free once the stream has passed what was enqueued.
+// failed. FB_CLOSED for a closed sequence. On an error no step begins and no row is accepted.
 //
 // Requires:
 // `rows` has `row_count` batch rows. `accepted` is NULL, or valid until the stream has passed this call. `step` has
@@ -2667,8 +2666,9 @@ fb_status fb_dense_abandon(struct fb_dense *dense,
 
 // Ends a step whose work has ended, and sets `*step` to 0. `lengths` receives the committed length, in tokens, of each
 // batch row's sequence, as many as `room` allows: after the step's own commit, without its new rows. `count`, which
-// may be NULL, receives the number of batch rows. FB_BUSY means that the step's work is still running, or that
-// fb_dense_finish was not called for it: retire it later. After an error the step has ended if and only if `*step` is
+// may be NULL, receives the number of batch rows. FB_BUSY means that the step's work is still running, that
+// fb_dense_finish was not called for it, or that an earlier step of one of its sequences is not retired: retire it
+// later. After an error the step has ended if and only if `*step` is
 // 0. FB_DEVICE_FAILED means that the device failed or a step asked for what its sequences do not have; FB_CANCELLED
 // that the step was abandoned. After any error that sets `*step` to 0, discard the step's tokens, and truncate
 // (fb_dense_truncate) or close its sequences. A step that was enqueued after a failed one fails too: retire it as

@@ -388,9 +388,8 @@ pub unsafe extern "C" fn fb_dense_tensors(
     })
 }
 
-/// Frees what ended work still holds: closed sequences, pages that finished copies have read, and step descriptors of
-/// begins that the device refused half-way. `waiting`, which may be NULL, receives the number of closed sequences that
-/// still wait. `stream` is as for fb_dense_close.
+/// Frees what ended work still holds: closed sequences, and pages that finished copies have read. `waiting`, which may
+/// be NULL, receives the number of closed sequences that still wait. `stream` is as for fb_dense_close.
 ///
 /// # Safety
 /// `waiting` is NULL or has room for the result.

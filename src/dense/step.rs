@@ -31,8 +31,9 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::Busy`] if every step descriptor is in flight, the micro-batch's last step is not finished, a sequence
-    /// has as many steps in flight as configured, or steps behind a failed one are in flight; [`Kind::Closed`];
-    /// [`Kind::InvalidState`] for a sequence whose step failed or that belongs to another micro-batch;
+    /// has as many steps in flight as configured, or, in a model with windows, steps behind a failed one are in
+    /// flight; [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence whose step failed or that belongs to another
+    /// micro-batch;
     /// [`Kind::InvalidConfig`] for a sequence that is named twice, and for [`Accepted::OnDevice`] without a tensor;
     /// [`Kind::OutOfRange`] for too many rows, query rows or accepted rows, a tensor of another size, and a sequence
     /// that would outgrow its admitted tokens; [`Kind::DeviceFailed`] if the last copy of a sequence failed. An error

@@ -73,8 +73,8 @@ impl Cache {
         Ok(ticket)
     }
 
-    /// The number of the last copy down that may read a page whose rows from `length` on will change, whichever sequence
-    /// published it. The sequence's steps follow it.
+    /// The number of the last copy down that may read a page whose rows from `length` on will change, whichever
+    /// sequence published it. The sequence's steps follow it.
     fn follow_copies(&mut self, index: usize, length: u32) -> u64 {
         let first = (length / self.config.shape.page_tokens) as usize;
         let record = &mut self.records[index];

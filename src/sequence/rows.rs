@@ -27,8 +27,8 @@ use crate::step::RowInFlight;
 pub enum Accepted {
     /// The first this many rows; 0 for a sequence without a previous step.
     Rows(u32),
-    /// The device's tensor of accepted counts has the number, at the index of the batch row. It must be 0 for a
-    /// sequence without a previous step, or one that was truncated since.
+    /// The device's tensor of accepted counts has the number, at the index of the batch row. For a sequence
+    /// without a previous step, or one that was truncated since, it must be 0; a dense cache does not read it then.
     OnDevice,
 }
 
