@@ -32,6 +32,8 @@ const MOST_FIND: f64 = 100.0;
 const FOUND: u32 = 512;
 const BROUGHT: u32 = 4096;
 const PAGE: u32 = 64;
+/// Sequences that hold pages and have no rows.
+const FILLERS: u32 = 12;
 
 fn memory() -> Memory {
     Memory { huge: true, populate: true, lock: false, node: None }
@@ -110,15 +112,19 @@ impl Prefixes {
         shape.groups[0].layers = (0..layers).collect();
         let tokens = pages * PAGE;
         let page = shape.page_bytes(0);
-        let base = Config { layout, memory: memory(), ..Config::new(shape, 2, tokens + 1) };
+        let base = Config { layout, memory: memory(), ..Config::new(shape, FILLERS + 2, tokens + 1) };
         let config = Config {
-            device_pages: vec![pages + 8],
+            device_pages: vec![(FILLERS + 1) * (pages + 1) + 8],
             host_pages: vec![2 * pages + 8],
             step_tokens: tokens + 1,
             ..base
         };
         let stream = device.stream()?;
         let mut cache = Cache::new(config, device.clone())?;
+        // Planes are as large as a server's are to the memory's pages, but most of their pages belong to others.
+        for _ in 0..FILLERS {
+            cache.open(&Open { prompt: tokens, promised: 1 })?;
+        }
         let ids = [1, 2].map(|first| (0..tokens).map(|at| first + 7 * at).collect::<Vec<u32>>());
         let names = [0, 1].map(|at| cache.names(b"", Tokens::new(&ids[at])));
         let [first, second] = names;

@@ -45,7 +45,7 @@ use crate::device::{Device, Event, PageTables, Plane, Slice};
 use crate::error::{Error, Kind, Result};
 use crate::fallible::vector;
 use crate::ids::{MicroBatch, Sequence};
-use crate::os::{self, Fallback, Faults, NoFaults};
+use crate::os::{self, Fallback, Faults, NoFaults, Request};
 use crate::sequence::Length;
 use crate::step::{Ring, RingShape};
 use crate::total::Secret;
@@ -360,7 +360,9 @@ fn host_tier(
     };
     let all = (0..groups).try_fold(0_u64, |all, group| all.checked_add(bytes(group)?));
     let all = all.ok_or_else(|| Error::new(Kind::Overflow, "dense cache").at("host_pages"))?;
-    let (_, memory, refused) = take(&config.memory.request(all), device, faults)?;
+    // Private memory: no other process maps it, and the system has huge pages for it where it has none for shared.
+    let request = Request { shared: false, ..config.memory.request(all) };
+    let (_, memory, refused) = take(&request, device, faults)?;
     fallbacks.extend(refused);
     let mut start = 0;
     let parts = (0..groups).map(|group| {
