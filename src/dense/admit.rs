@@ -139,7 +139,7 @@ impl Cache {
 
     /// Admits more tokens to a sequence: `prompt` tokens and after them `promised` that it may decode. Neither the
     /// prompt nor the sum may become smaller. The call takes the pages that the larger sum needs; steps in flight go
-    /// on.
+    /// on. For a parked sequence [`Cache::resume`] takes them.
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence whose step failed; [`Kind::OutOfRange`] for a smaller
@@ -147,7 +147,7 @@ impl Cache {
     /// error changes nothing.
     pub fn extend(&mut self, sequence: Sequence, prompt: u32, promised: u32) -> Result<()> {
         let record = self.record(sequence)?;
-        record.check_state(&[State::Running], "extend")?;
+        record.check_state(&[State::Running, State::Parked], "extend")?;
         let tokens = prompt.saturating_add(promised);
         let wrong = || {
             Error::new(Kind::OutOfRange, "extend")
@@ -162,7 +162,8 @@ impl Cache {
             return Err(wrong().with("most", self.config.max_tokens));
         }
         let (index, reach) = (sequence.index as usize, self.config.reach(tokens)?);
-        for (group, pool) in self.pools.iter().enumerate() {
+        let groups = if record.is_away() { 0 } else { self.pools.len() };
+        for (group, pool) in self.pools.iter().enumerate().take(groups) {
             let (need, held) = (self.need(group, reach), &mut self.records[index].held[group]);
             let more = need.beyond(held.need());
             pool.check(&self.config, more, more.whole)?;
@@ -171,13 +172,13 @@ impl Cache {
         if let Some(names) = &mut self.records[index].names {
             names.reserve(self.config.pages(reach))?;
         }
-        for group in 0..self.pools.len() {
+        for group in 0..groups {
             let (need, held) = (self.need(group, reach), &mut self.records[index].held[group]);
             self.pools[group].promise(need.beyond(held.need()));
             held.promise(need);
         }
         (self.records[index].prompt, self.records[index].tokens) = (prompt, tokens);
-        self.take_whole(index)
+        if groups > 0 { self.take_whole(index) } else { Ok(()) }
     }
 
     /// Checks the numbers of a request. Returns the index of a free record and the admitted tokens.

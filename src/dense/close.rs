@@ -64,6 +64,7 @@ impl Cache {
     /// Gives back the pages of a sequence that no work names, and frees its record.
     pub(super) fn free(&mut self, index: usize) -> Result<()> {
         self.give_held_back(index)?;
+        self.leave_parked(index, false)?;
         let generation = self.records[index].generation;
         let leaves = self.records[index].leaves;
         let free = Record { generation, leaves, ..Record::default() };
@@ -144,7 +145,7 @@ impl Cache {
                         .with("lane", lane as u64));
                 }
             }
-            pool.validate(&owners, promised)?;
+            pool.validate(&owners, promised, self.validate_parked(group, pool)?)?;
         }
         Ok(())
     }

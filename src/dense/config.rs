@@ -73,6 +73,10 @@ pub struct Config {
     pub host_pages: Vec<u32>,
     /// When published pages are copied to the host's tier.
     pub save: Save,
+    /// Layers whose pages come back from the host together. A step may then compute its first layers while the pages
+    /// of later ones still come: see [`Cache::arrived`](crate::dense::Cache::arrived). 0, or the model's layers or
+    /// more: steps wait for all layers when they are prepared.
+    pub bring_layers: u32,
     /// Sequences that may be open at the same time.
     pub sequences: u32,
     /// Tokens of the longest sequence: prompt plus promised tokens.
@@ -112,6 +116,7 @@ impl Config {
             device_pages: Vec::new(),
             host_pages: Vec::new(),
             save: Save::default(),
+            bring_layers: 0,
             sequences,
             max_tokens,
             batch,
@@ -148,6 +153,17 @@ impl Config {
                 .with("query_rows", self.query_rows)
                 .with("steps_in_flight", self.steps_in_flight)
         })
+    }
+
+    /// The parts in which pages come back: [`Config::bring_layers`] layers each.
+    pub(crate) fn parts(&self) -> u32 {
+        let layers = self.shape.layers() as u32;
+        if self.bring_layers == 0 { 1 } else { layers.div_ceil(self.bring_layers) }
+    }
+
+    /// The part of a layer.
+    pub(crate) fn part(&self, layer: u32) -> u32 {
+        layer.checked_div(self.bring_layers).unwrap_or(0)
     }
 
     /// Entries of a sequence's page table, in every group: the pages of the longest reach.
@@ -191,6 +207,10 @@ impl Config {
             let error = invalid("step_tokens").with("value", self.step_tokens).with("least", decoding);
             return Err(error
                 .hint("pass at least batch x query_rows, the rows of a step that decodes every batch row"));
+        }
+        if self.parts() > 1 && self.layout == Layout::PageFirst {
+            let error = invalid("bring_layers").with("value", self.bring_layers);
+            return Err(error.hint("pass 0: with Layout::PageFirst a page comes back in one piece"));
         }
         self.check_windows()?;
         self.check_pages()?;

@@ -4,21 +4,27 @@ use crate::device::{Device, Event, Stream};
 use crate::error::Result;
 use crate::fallible::vector;
 
-/// The copies in one direction.
+/// How many batches of a line have events of their own. A wait for an older batch is a wait for a newer one.
+const BATCHES: u64 = 8;
+
+/// The copies in one direction, in numbered batches. A batch consists of *parts*, which end one after the other.
 #[derive(Debug)]
 pub(super) struct Line {
-    event: Event,
+    /// For each of the last batches, by its number, the events that are recorded after its parts.
+    events: Vec<Vec<Event>>,
     /// The number of the last batch that was enqueued whole.
     last: u64,
     /// The number of the last batch that the host has seen complete.
     seen: u64,
-    /// A stream that may hold copies after which the event was not recorded: the device refused.
+    /// A stream that may hold copies after which no event was recorded: the device refused.
     unsettled: Option<Stream>,
 }
 
 impl Line {
-    fn new(device: &dyn Device) -> Result<Line> {
-        Ok(Line { event: device.event()?, last: 0, seen: 0, unsettled: None })
+    fn new(parts: u32, device: &dyn Device) -> Result<Line> {
+        let batch = |_| (0..parts).map(|_| device.event()).collect::<Result<Vec<_>>>();
+        let events = (0..BATCHES).map(batch).collect::<Result<Vec<_>>>()?;
+        Ok(Line { events, last: 0, seen: 0, unsettled: None })
     }
 
     /// The number of the batch that is enqueued next.
@@ -26,14 +32,33 @@ impl Line {
         self.last + 1
     }
 
+    /// The parts of a batch.
+    pub(super) fn parts(&self) -> usize {
+        self.events[0].len()
+    }
+
+    /// The event after a part of batch `number`. Each batch comes after the one before it, so an event that a newer
+    /// batch has recorded covers the older one too.
+    fn event(&self, number: u64, part: usize) -> Event {
+        self.events[(number % BATCHES) as usize][part]
+    }
+
+    fn end_event(&self, number: u64) -> Event {
+        self.event(number, self.parts() - 1)
+    }
+
     /// Whether the host has seen the end of batch `number`, or sees it now.
     pub(super) fn has_passed(&mut self, number: u64, device: &dyn Device) -> bool {
         if number <= self.seen {
             return true;
         }
-        // A batch that is not enqueued has not passed, whatever the event says of the one before.
-        if number <= self.last && self.unsettled.is_none() && matches!(device.query(self.event), Ok(true)) {
-            self.seen = self.last;
+        // A batch that is not enqueued has not passed, whatever an event says of the ones before.
+        if number > self.last {
+            return false;
+        }
+        if matches!(device.query(self.end_event(number)), Ok(true)) {
+            // The newest batch that has recorded this event.
+            self.seen = self.last - (self.last - number) % BATCHES;
         }
         number <= self.seen
     }
@@ -42,7 +67,7 @@ impl Line {
     /// copies that are noted keep its number.
     pub(super) fn settle(&mut self, device: &dyn Device) -> Result<()> {
         if let Some(before) = self.unsettled {
-            device.record(self.event, before)?;
+            device.record(self.end_event(self.next()), before)?;
             self.unsettled = None;
         }
         Ok(())
@@ -50,25 +75,39 @@ impl Line {
 
     /// Makes `stream` wait for batch `number`, if it may still run.
     pub(super) fn wait(&mut self, number: u64, stream: Stream, device: &dyn Device) -> Result<()> {
+        self.wait_part(number, self.parts() - 1, stream, device)
+    }
+
+    /// Makes `stream` wait for a part of batch `number` and the parts before it, if the batch may still run.
+    pub(super) fn wait_part(
+        &mut self,
+        number: u64,
+        part: usize,
+        stream: Stream,
+        device: &dyn Device,
+    ) -> Result<()> {
         self.settle(device)?;
         match self.has_passed(number, device) {
             true => Ok(()),
-            false => device.wait(stream, self.event),
+            false => device.wait(stream, self.event(number, part)),
         }
     }
 
-    /// Begins a batch on `stream`, after all batches before it.
+    /// Begins a batch on `stream`, after all batches before it and after what a refused call left of this one.
     pub(super) fn begin(&mut self, stream: Stream, device: &dyn Device) -> Result<()> {
         self.settle(device)?;
-        device.wait(stream, self.event)?;
+        device.wait(stream, self.end_event(self.last))?;
+        device.wait(stream, self.end_event(self.next()))?;
         self.unsettled = Some(stream);
         Ok(())
     }
 
-    /// Ends a batch.
-    pub(super) fn end(&mut self, stream: Stream, device: &dyn Device) -> Result<()> {
-        device.record(self.event, stream)?;
-        (self.last, self.unsettled) = (self.next(), None);
+    /// Ends a part of the batch; the last part ends the batch.
+    pub(super) fn end(&mut self, part: usize, stream: Stream, device: &dyn Device) -> Result<()> {
+        device.record(self.event(self.next(), part), stream)?;
+        if part + 1 == self.parts() {
+            (self.last, self.unsettled) = (self.next(), None);
+        }
         Ok(())
     }
 }
@@ -85,13 +124,13 @@ pub(super) struct Moves {
 }
 
 impl Moves {
-    /// No copies, with room for one of each device page.
-    pub(super) fn new(device_pages: &[u32], device: &dyn Device) -> Result<Moves> {
+    /// No copies, with room for one of each device page. Copies up have `parts` parts.
+    pub(super) fn new(device_pages: &[u32], parts: u32, device: &dyn Device) -> Result<Moves> {
         let mut noted = vector(device_pages.len(), "cache", "copies of pages")?;
         for pages in device_pages {
             noted.push(vector(*pages as usize, "cache", "copies of pages")?);
         }
-        Ok(Moves { down: Line::new(device)?, up: Line::new(device)?, noted, bytes: [0; 2] })
+        Ok(Moves { down: Line::new(1, device)?, up: Line::new(parts, device)?, noted, bytes: [0; 2] })
     }
 
     /// Notes a copy of a device page to a host page.

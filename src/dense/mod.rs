@@ -19,6 +19,7 @@
 //! rows are, and [`Config::footprint`] how many bytes.
 
 mod admit;
+mod arrive;
 mod close;
 mod config;
 mod footprint;
@@ -26,6 +27,7 @@ mod held;
 mod line;
 mod moves;
 mod named;
+mod park;
 mod planes;
 mod pool;
 mod prefix;
@@ -60,6 +62,7 @@ pub use prefix::{Found, Names, Opened};
 pub use shape::{GROUPS_MAX, Group, Shape};
 pub use tables::Tensors;
 
+use arrive::Arrivals;
 use line::Moves;
 use pool::Pool;
 use record::Record;
@@ -80,8 +83,8 @@ use tables::{HostTables, Sent};
 /// 3. [`finish`](Cache::finish);
 /// 4. [`retire`](Cache::retire), once the device has finished the step. It says whether the step's tokens may be used.
 ///
-/// [`fork`](Cache::fork) copies a sequence, and [`truncate`](Cache::truncate) goes back in one. [`close`](Cache::close)
-/// ends a sequence at any time. None of these calls waits for the device. The tensors are at fixed addresses, so a step
+/// [`fork`](Cache::fork) copies a sequence, and [`truncate`](Cache::truncate) goes back in one. [`park`](Cache::park)
+/// moves its rows to the host, until [`resume`](Cache::resume). [`close`](Cache::close) ends a sequence at any time. None of these calls waits for the device. The tensors are at fixed addresses, so a step
 /// may be a captured graph: its data changes, the graph does not.
 ///
 /// ```
@@ -137,6 +140,8 @@ pub struct Cache {
     sent: Sent,
     ring: Ring,
     moves: Moves,
+    /// Of each micro-batch what its open step waits for layer by layer.
+    arrivals: Vec<Arrivals>,
     /// The group whose page is saved next.
     saves: usize,
     /// The key of the block hashes.
@@ -167,6 +172,8 @@ pub struct Cache {
 pub struct Stats {
     /// Gauge: sequences that are open, or closed with work in flight that names them.
     pub sequences: u32,
+    /// Gauge: those of them that are parked.
+    pub parked: u32,
     /// Gauge: sequences that may still be opened, as far as pages allow.
     pub free_sequences: u32,
     /// Gauge: steps between prepare and retire.
@@ -223,7 +230,8 @@ impl Cache {
             page_tables: vector(config.micro_batches as usize, "cache", "page tables")?,
             sent: Sent::new(config.micro_batches, config.batch)?,
             ring,
-            moves: Moves::new(&config.device_pages, &*device)?,
+            moves: Moves::new(&config.device_pages, config.parts(), &*device)?,
+            arrivals: vec![Arrivals::default(); config.micro_batches as usize],
             saves: 0,
             secret,
             records: vector(config.sequences as usize, "cache", "sequences")?,
@@ -291,6 +299,7 @@ impl Cache {
         let sequences = self.records.iter().filter(|record| record.is_taken()).count() as u32;
         Stats {
             sequences,
+            parked: self.records.iter().filter(|record| record.state == record::State::Parked).count() as u32,
             free_sequences: self.config.sequences - sequences,
             steps_in_flight: self.ring.in_flight(),
             free_pages,

@@ -50,26 +50,35 @@ impl Moves {
                 noted.clear();
             }
         }
-        self.down.end(stream, device)
+        self.down.end(0, stream, device)
     }
 
-    /// Enqueues copies of host pages to device pages: for each group pairs of them.
+    /// Enqueues copies of host pages to device pages: for each group pairs of them. Returns the batch's number.
     pub(super) fn bring(
         &mut self,
         pairs: &[Vec<(u32, u32)>],
         pools: &mut [Pool],
         stream: Stream,
         device: &dyn Device,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         self.up.begin(stream, device)?;
         let number = self.up.next();
-        for (pairs, pool) in pairs.iter().zip(pools).filter(|(pairs, _)| !pairs.is_empty()) {
+        for (pairs, pool) in pairs.iter().zip(&mut *pools) {
             let last = pairs.iter().map(|(host, page)| pool.downs(*page, *host)).max().unwrap_or(0);
             self.down.wait(last, stream, device)?;
             pairs.iter().for_each(|(host, page)| pool.note_up(*page, *host, number));
-            device.enqueue_pages(stream, PageOp::Copy(CopyPages { planes: pool.up(), pages: pairs }))?;
-            self.bytes[1] += pool.page_bytes() * pairs.len() as u64;
         }
-        self.up.end(stream, device)
+        for part in 0..self.up.parts() {
+            for (pages, pool) in pairs.iter().zip(&*pools) {
+                let planes = pool.up(part);
+                if !pages.is_empty() && !planes.is_empty() {
+                    device.enqueue_pages(stream, PageOp::Copy(CopyPages { planes, pages }))?;
+                }
+            }
+            self.up.end(part, stream, device)?;
+        }
+        let bytes = pairs.iter().zip(pools).map(|(pairs, pool)| pool.page_bytes() * pairs.len() as u64);
+        self.bytes[1] += bytes.sum::<u64>();
+        Ok(number)
     }
 }

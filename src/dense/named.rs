@@ -35,6 +35,11 @@ impl Named {
         reserve(&mut self.blocks, more, "extend", "block hashes of pages")
     }
 
+    /// The name of a page.
+    pub(super) fn name(&self, block: u32) -> Option<&BlockHash> {
+        self.blocks.get(block as usize).map(|(name, _)| name)
+    }
+
     /// The name of a page, if the sequence uses the block in a group.
     pub(super) fn used(&self, group: usize, block: u32) -> Option<BlockHash> {
         let (name, groups) = self.blocks.get(block as usize)?;

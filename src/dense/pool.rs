@@ -114,7 +114,8 @@ pub(super) struct Pool {
 struct Host {
     pages: Pages,
     down: Vec<(Plane, Plane)>,
-    up: Vec<(Plane, Plane)>,
+    /// By part.
+    up: Vec<Vec<(Plane, Plane)>>,
     touched: Vec<Touched>,
     save: Save,
 }
@@ -155,9 +156,9 @@ impl Pool {
         &self.host.down
     }
 
-    /// The planes of copies from the host.
-    pub(super) fn up(&self) -> &[(Plane, Plane)] {
-        &self.host.up
+    /// The planes of a part of copies from the host: see [`Config::bring_layers`].
+    pub(super) fn up(&self, part: usize) -> &[(Plane, Plane)] {
+        self.host.up.get(part).map_or(&[], Vec::as_slice)
     }
 
     /// Bytes of a page.
@@ -249,19 +250,56 @@ impl Pool {
     /// Gives a block a host page, and notes the copy. It evicts the host page that was used longest ago, if needed.
     /// Returns whether there was a page.
     fn save(&mut self, block: &BlockHash, page: DevicePage, moves: &mut Moves) -> Result<bool> {
-        if self.host.pages.free() == 0 {
-            let Some((_, host)) = self.directory.evict_host() else { return Ok(false) };
-            if self.host.touched[host.index()].down == moves.down.next() {
-                moves.forget(self.group, host.0);
-            }
-            self.host.pages.release(host.0)?;
-        }
-        let Some(host) = self.host.pages.take() else { return Ok(false) };
+        let Some(host) = self.move_out(page.0, moves)? else { return Ok(false) };
         self.directory.save(block, HostPage(host))?;
-        moves.note(self.group, page.0, host);
-        let number = moves.down.next();
-        (self.host.touched[host as usize].down, self.touched[page.index()].down) = (number, number);
         Ok(true)
+    }
+
+    /// Takes a host page and notes the copy of a device page to it. It evicts the host page that was used longest ago,
+    /// if needed.
+    pub(super) fn move_out(&mut self, page: u32, moves: &mut Moves) -> Result<Option<u32>> {
+        if self.host.pages.free() == 0 {
+            let Some((_, host)) = self.directory.evict_host() else { return Ok(None) };
+            self.give_host_back(host.0, moves)?;
+        }
+        let Some(host) = self.host.pages.take() else { return Ok(None) };
+        moves.note(self.group, page, host);
+        let number = moves.down.next();
+        (self.host.touched[host as usize].down, self.touched[page as usize].down) = (number, number);
+        Ok(Some(host))
+    }
+
+    /// Gives back a host page, and forgets a copy to it that is noted.
+    pub(super) fn give_host_back(&mut self, host: u32, moves: &mut Moves) -> Result<()> {
+        if self.host.touched[host as usize].down == moves.down.next() {
+            moves.forget(self.group, host);
+        }
+        self.host.pages.release(host)
+    }
+
+    /// Saves a block that has no host page, and keeps that page.
+    pub(super) fn save_kept(
+        &mut self,
+        block: &BlockHash,
+        page: u32,
+        moves: &mut Moves,
+    ) -> Result<Option<u32>> {
+        match self.save(block, DevicePage(page), moves)? {
+            true => self.pin(block),
+            false => Ok(None),
+        }
+    }
+
+    /// Checks that the host has `wanted` pages, if `kept` of the blocks that can be evicted are not.
+    ///
+    /// # Errors
+    /// [`Kind::Exhausted`] with the group, `wanted` and `free`.
+    pub(super) fn check_host(&self, wanted: u32, kept: u32) -> Result<()> {
+        let free = self.host.pages.free() + self.directory.evictable().saturating_sub(kept);
+        match wanted <= free {
+            true => Ok(()),
+            false => Err(self.host.pages.exhausted(wanted, free).with("group", self.group as u64)),
+        }
     }
 
     /// Gives a host page to the oldest published block that has none, and notes its copy, if a page is at most `bytes`
@@ -368,6 +406,7 @@ impl Pool {
             unused: self.directory.unused(),
             saved: self.directory.on_host(),
             free_host_pages: self.host.pages.free(),
+            parked: self.host.pages.count() - self.host.pages.free() - self.directory.on_host(),
         }
     }
 
@@ -406,12 +445,12 @@ impl Pool {
         Ok(())
     }
 
-    /// Checks the owners of every page against `owners`, which the sequences' pages were counted in, and what was
-    /// promised.
+    /// Checks the owners of every page against `owners`, which the sequences' pages were counted in, what was
+    /// promised, and that parked sequences own `parked` host pages.
     ///
     /// # Errors
     /// [`Kind::Internal`].
-    pub(super) fn validate(&self, owners: &[u32], promised: Promised) -> Result<()> {
+    pub(super) fn validate(&self, owners: &[u32], promised: Promised, parked: u32) -> Result<()> {
         self.pages.validate()?;
         self.host.pages.validate()?;
         self.directory.validate()?;
@@ -429,7 +468,7 @@ impl Pool {
         if idle != self.idle {
             return wrong("the pages that the directory alone owns");
         }
-        if (blocks, host) != (self.directory.on_device(), self.directory.on_host()) {
+        if (blocks, host) != (self.directory.on_device(), self.directory.on_host() + parked) {
             return wrong("the pages that the directory names");
         }
         match (0..).zip(owners).all(counted) {
@@ -445,19 +484,20 @@ impl Host {
         let count = config.host_pages.get(group).copied().unwrap_or(0);
         let stride: u64 = planes.iter().map(|plane| plane.bytes).sum();
         let mut down = vector(planes.len(), "cache", "planes")?;
-        let mut start = 0;
-        for plane in planes {
+        let mut up = vec![Vec::new(); config.parts() as usize];
+        for (plane, shape) in planes.iter().zip(config.planes(group)) {
             if let Some(memory) = memory {
                 // Its last page ends with the memory, whatever piece of it the plane has.
-                let own = memory.part(start, memory.bytes() - start)?;
-                down.push((*plane, Plane { memory: own, stride, bytes: plane.bytes }));
+                let own = memory.part(shape.offset, memory.bytes() - shape.offset)?;
+                let own = Plane { memory: own, stride, bytes: plane.bytes };
+                down.push((*plane, own));
+                up[config.part(shape.layer.unwrap_or(0)) as usize].push((own, *plane));
             }
-            start += plane.bytes;
         }
         Ok(Host {
             pages: Pages::new(HOST_NAME, count)?,
-            up: down.iter().map(|(device, host)| (*host, *device)).collect(),
             down,
+            up,
             touched: filled(count as usize, Touched::default(), "cache", HOST_NAME)?,
             save: config.save,
         })
@@ -475,4 +515,6 @@ pub struct TierStats {
     pub saved: u32,
     /// Gauge: free pages of the host's tier.
     pub free_host_pages: u32,
+    /// Gauge: pages of the host's tier that parked sequences have for themselves: those of them that are not published.
+    pub parked: u32,
 }

@@ -178,10 +178,7 @@ impl Cache {
         (record.start, record.floor) = (Some(found.tokens), found.tokens);
         let brought = self.share_blocks(index, pages, &mut pairs, stream);
         let brought = self.unpin(index).and(brought);
-        let settled = brought.and_then(|touched| match touched {
-            true => self.settle(index, stream),
-            false => Ok(Ticket::done()),
-        });
+        let settled = brought.and_then(|number| self.settle_coming(index, number, stream));
         match settled.and_then(|ticket| self.name_brought(index).map(|()| ticket)) {
             Ok(ticket) => Ok(Opened { sequence, found, ticket }),
             Err(error) => {
@@ -194,14 +191,14 @@ impl Cache {
     }
 
     /// Gives a sequence the first `pages` pages, from the device or from the host, and all others that admission takes
-    /// at once. `pairs` lists what comes from the host. Returns whether work of the sequence is on `stream`.
+    /// at once. `pairs` lists what comes from the host. Returns the batch of copies that its pages come with.
     fn share_blocks(
         &mut self,
         index: usize,
         pages: u32,
         pairs: &mut [Vec<(u32, u32)>],
         stream: Stream,
-    ) -> Result<bool> {
+    ) -> Result<u64> {
         // First those that are there, so that no other page evicts them.
         let mut filled = 0;
         for group in 0..self.pools.len() {
@@ -227,6 +224,18 @@ impl Cache {
         for (group, held) in self.records[index].held.iter().enumerate() {
             self.tables.write(group, index, 0, held.pages())?;
         }
+        self.bring(index, filled, pairs, stream)
+    }
+
+    /// Enqueues the copies of a sequence's pages from the host. Batch `filled` brings those of its pages that are on
+    /// the device, or on their way. Returns the batch with which the last of its pages comes; 0 if all are there.
+    pub(super) fn bring(
+        &mut self,
+        index: usize,
+        filled: u64,
+        pairs: &[Vec<(u32, u32)>],
+        stream: Stream,
+    ) -> Result<u64> {
         let comes = pairs.iter().any(|pairs| !pairs.is_empty());
         let late = !self.moves.up.has_passed(filled, &*self.device);
         if comes || late {
@@ -237,9 +246,19 @@ impl Cache {
         if comes {
             // The sequences that had the pages before.
             self.device.wait(stream, self.left)?;
-            self.moves.bring(pairs, &mut self.pools, stream, &*self.device)?;
+            return self.moves.bring(pairs, &mut self.pools, stream, &*self.device);
         }
-        Ok(comes || late)
+        Ok(if late { filled } else { 0 })
+    }
+
+    /// Ends the copies of a sequence whose pages come with batch `number`: its next step waits for that batch.
+    pub(super) fn settle_coming(&mut self, index: usize, number: u64, stream: Stream) -> Result<Ticket> {
+        if number == 0 {
+            return Ok(Ticket::done());
+        }
+        let ticket = self.settle(index, stream)?;
+        self.records[index].coming = number;
+        Ok(ticket)
     }
 
     /// Appends the page of a found block: the block's, or a fresh one for its copy on the host.

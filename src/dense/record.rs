@@ -14,6 +14,8 @@
 
 use crate::dense::held::Held;
 use crate::dense::named::Named;
+use crate::dense::park::Parked;
+use crate::dense::pool::Need;
 use crate::device::{Outcome, Stream, Ticket};
 use crate::error::{Error, Kind, Result};
 use crate::ids::Sequence;
@@ -27,6 +29,7 @@ pub(super) enum State {
     Free,
     Running,
     Truncating,
+    Parked,
     Failed,
     Closing,
 }
@@ -49,6 +52,8 @@ pub(super) struct Record {
     /// Pages that a copy for this sequence reads, with their groups. It owns them until the copy has ended, so that no
     /// other sequence writes to them meanwhile.
     pub(super) copied: Vec<Copied>,
+    /// Its pages while it is parked, by group and block.
+    pub(super) parked: Vec<Parked>,
     /// The block hashes of its published pages; none if its token ids are unknown.
     pub(super) names: Option<Named>,
     /// Whether it may hold pages that no query reads any more.
@@ -56,6 +61,9 @@ pub(super) struct Record {
     /// The number of the last copy down that touched a page which it took, or whose rows change: its work comes after
     /// that.
     pub(super) after: u64,
+    /// The batch of copies up with which its last page comes back; 0 once a step waits for it. It is then the last work
+    /// that the host has issued for the sequence.
+    pub(super) coming: u64,
     pub(super) rows: RowCounts,
     pub(super) start: Option<u32>,
     pub(super) floor: u32,
@@ -101,6 +109,11 @@ impl Record {
 
     pub(super) fn is_open(&self, sequence: Sequence) -> bool {
         self.generation == sequence.generation && !matches!(self.state, State::Free | State::Closing)
+    }
+
+    /// Whether it is parked and has no device pages.
+    pub(super) fn is_away(&self) -> bool {
+        self.state == State::Parked && self.held.iter().all(|held| held.need() == Need::default())
     }
 
     pub(super) fn is_taken(&self) -> bool {
@@ -203,7 +216,8 @@ impl Record {
             return Ok(());
         }
         let (place, hint) = match self.state {
-            State::Running => ("the sequence is running", "call it after a failed step"),
+            State::Running => ("the sequence is running", "only a parked sequence can be resumed"),
+            State::Parked => ("the sequence is parked", "resume it, or close it"),
             State::Truncating => ("the device refused a truncate half-way", "truncate it again, or close it"),
             State::Failed => {
                 ("a step of the sequence failed", "truncate it to a committed length, or close it")

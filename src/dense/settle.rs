@@ -10,7 +10,7 @@
 //! of the micro-batch also covers the sequence's own.
 
 use crate::dense::Cache;
-use crate::dense::record::Copied;
+use crate::dense::record::{Copied, Record};
 use crate::device::{CopyPages, PageOp, Stream, Ticket};
 use crate::error::Result;
 
@@ -46,9 +46,9 @@ impl Cache {
         let (ticket, completer) = Ticket::new();
         self.device.complete(stream, completer)?;
         self.device.record(self.ready[index], stream)?;
-        let work = &mut self.records[index].work;
+        let Record { work, coming, .. } = &mut self.records[index];
         work.ticket = Some(ticket.clone());
-        (work.unsettled, work.stepped) = (None, false);
+        (work.unsettled, work.stepped, *coming) = (None, false, 0);
         Ok(ticket)
     }
 

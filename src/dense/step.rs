@@ -3,6 +3,7 @@
 //! A step's begin on the device fills the micro-batch's tensors (`tables`). Attention and the writes of new rows are
 //! the engine's. So a step is three calls, whatever the number of layers.
 
+use crate::dense::arrive::Arrivals;
 use crate::dense::pool::NULL_PAGE;
 use crate::dense::record::{Record, State};
 use crate::dense::{Cache, Tensors};
@@ -17,7 +18,8 @@ use crate::step::{Ended, Retired, Step, Unretired};
 impl Cache {
     /// Begins a step of `micro_batch`. The call enqueues on `stream`:
     ///
-    /// - the wait for the micro-batch's previous step and for the last host-issued work of every sequence;
+    /// - the wait for the micro-batch's previous step and for the last host-issued work of every sequence; pages that
+    ///   come back layer by layer are waited for later, by [`Cache::arrived`];
     /// - the begin, which fills the micro-batch's tensors ([`Cache::tensors`]).
     ///
     /// The engine's kernels then write the new rows to their slots, and attention reads the pages. A batch row is a
@@ -64,12 +66,15 @@ impl Cache {
                 return Err(error);
             }
         };
+        let coming = rows.iter().map(|row| self.records[row.sequence.index as usize].coming).max();
+        self.arrivals[micro_batch.index()] = Arrivals::with(coming.unwrap_or(0));
         for (at, row) in rows.iter().enumerate() {
             let index = row.sequence.index as usize;
             // The step's event comes after all work that was enqueued earlier.
             self.records[index].work.unsettled = None;
             self.release_held(index)?;
             let record = &mut self.records[index];
+            record.coming = 0;
             record.floor = record.next_floor(row.accepted);
             record.start = record.next_start(row.accepted);
             let in_flight = record.steps.begin_flight(&mut record.rows, row, micro_batch);
@@ -261,9 +266,13 @@ impl Cache {
         let after = rows.iter().map(|row| self.records[row.sequence.index as usize].after).max().unwrap_or(0);
         self.moves.down.wait(after, stream, &*self.device)?;
         let sequences = rows.iter().map(|row| row.sequence.index as usize);
+        if self.config.parts() == 1 {
+            let coming = sequences.clone().map(|index| self.records[index].coming).max().unwrap_or(0);
+            self.moves.up.wait(coming, stream, &*self.device)?;
+        }
         let follows = |index: &usize| {
-            let work = &self.records[*index].work;
-            !work.stepped || work.unsettled.is_some()
+            let Record { work, coming, .. } = &self.records[*index];
+            work.unsettled.is_some() || !work.stepped && *coming == 0
         };
         sequences.filter(follows).try_for_each(|index| self.order_behind(index, stream))
     }
@@ -297,7 +306,7 @@ impl Cache {
         Ok(())
     }
 
-    fn check_unfinished(&self, step: &Step, operation: &'static str) -> Result<()> {
+    pub(super) fn check_unfinished(&self, step: &Step, operation: &'static str) -> Result<()> {
         self.ring.slot(step)?;
         match step.is_finished() {
             true => Err(Error::new(Kind::InvalidState, operation)
@@ -311,10 +320,12 @@ impl Cache {
     /// step: pages and tensors may be used for other rows once the stream has passed this point.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for another cache's step; [`Kind::InvalidState`] for a finished step. If the device refuses
+    /// [`Kind::OutOfRange`] for another cache's step; [`Kind::InvalidState`] for a finished step, and, where pages come
+    /// back layer by layer, for one that did not call [`Cache::arrived`] for all layers. If the device refuses
     /// the call, call `finish` again.
     pub fn finish(&mut self, step: &mut Step, stream: Stream) -> Result<()> {
         self.check_unfinished(step, "finish")?;
+        self.check_arrived(step)?;
         let slot = self.ring.slot(step)?;
         self.device.record(slot.event, stream)?;
         self.device.record(self.stepped[step.micro_batch.index()], stream)?;

@@ -35,7 +35,7 @@ impl Cache {
                 .with("committed", committed)
                 .with("landed", landed));
         }
-        self.check_windows(index, length)?;
+        self.check_windows(index, length, "truncate")?;
         self.check_shared(index, length)?;
         // Pages of copies that have ended. An error above gives none back.
         self.release_held(index)?;
@@ -86,11 +86,11 @@ impl Cache {
     }
 
     /// Checks that every sliding window still has the pages that a query at `length` reads.
-    fn check_windows(&self, index: usize, length: u32) -> Result<()> {
+    pub(super) fn check_windows(&self, index: usize, length: u32, operation: &'static str) -> Result<()> {
         let held = self.records[index].held.iter().enumerate();
         let gone = held.map(|(group, held)| (group, held.first(), self.config.first_block(group, length)));
         match gone.clone().find(|(_, first, needed)| first > needed) {
-            Some((group, first, needed)) => Err(Error::new(Kind::OutOfRange, "truncate")
+            Some((group, first, needed)) => Err(Error::new(Kind::OutOfRange, operation)
                 .at("a sliding window whose pages were given back")
                 .with("length", length)
                 .with("group", group as u64)

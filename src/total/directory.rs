@@ -25,8 +25,8 @@
 //! the block that [`victim`](Directory::victim) names before it evicts it. In both a block keeps its host page when it
 //! comes back to the device, so that its next eviction copies nothing.
 //!
-//! **Copies in flight.** While a copy reads or writes a host page, the caller [pins](Directory::pin) it; a pinned page
-//! is never evicted. A device page that a copy writes has a user. One that a copy reads may be evicted meanwhile: the
+//! **Copies in flight.** While a copy reads or writes a host page, or a sequence relies on it, the caller
+//! [pins](Directory::pin) it; a pinned page is never evicted. A device page that a copy writes has a user. One that a copy reads may be evicted meanwhile: the
 //! caller orders the page's next writes behind the copy.
 //!
 //! **Cost.** Every operation takes one look-up and a few links: constant time, whatever the number of blocks. All
@@ -72,6 +72,8 @@ pub struct Located {
     pub host: Option<HostPage>,
     /// The sequences that use its device page.
     pub users: u32,
+    /// Whether its host page is pinned.
+    pub kept: bool,
 }
 
 /// A block whose device page goes, or went, to another block.
@@ -145,6 +147,11 @@ impl Directory {
         self.on_host
     }
 
+    /// Blocks with a host page and no pin.
+    pub fn evictable(&self) -> u32 {
+        self.host.len()
+    }
+
     /// Blocks with a device page and no user.
     pub fn unused(&self) -> u32 {
         self.unused.len()
@@ -158,6 +165,7 @@ impl Directory {
             device: Some(DevicePage(entry.device)).filter(|page| page.0 != NONE),
             host: Some(HostPage(entry.host)).filter(|page| page.0 != NONE),
             users: entry.users,
+            kept: entry.pins > 0,
         })
     }
 

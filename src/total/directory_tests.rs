@@ -217,6 +217,7 @@ fn compare(directory: &Directory, model: &Model) -> TestCaseResult {
             device: known.device.map(DevicePage),
             host: known.host.map(HostPage),
             users: known.users,
+            kept: known.pins > 0,
         });
         prop_assert_eq!(directory.find(&crowded(name)), located);
     }

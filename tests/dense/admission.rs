@@ -74,7 +74,7 @@ fn a_sequence_that_fits_exactly_runs_to_its_last_row() {
             let first = 7 + stamps.len() as u64;
             stamps.extend(first..first + u64::from(fresh));
             let expected = vec![Expected { stamps: stamps.clone(), fresh: fresh as usize }];
-            kernels.enqueue(&*device, stream, cache.tensors(MicroBatch(0)).unwrap(), expected);
+            kernels.enqueue(&mut cache, (&*device, stream), (&step, 0), expected);
             cache.finish(&mut step, stream).unwrap();
             cache.retire(step, stream).map_err(|unretired| unretired.error).unwrap();
             cache.validate().unwrap();

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use crate::device::TestDevice;
 use forebay::dense::{Cache, Config, Tensors, View, Width};
 use forebay::device::{Device, Plane, Slice, Stream};
+use forebay::{Kind, MicroBatch, Step};
 
 /// What a batch row of a step has to find.
 #[derive(Clone, Debug)]
@@ -49,11 +50,38 @@ impl Kernels {
         Kernels { test: Arc::clone(test), config, planes, views, faults: Arc::default() }
     }
 
-    /// Enqueues a step's kernels: they write the new rows and read what each last query row reads.
-    pub fn enqueue(&self, device: &dyn Device, stream: Stream, tensors: &Tensors, rows: Vec<Expected>) {
-        let (own, tensors) = (self.clone(), tensors.clone());
+    /// Enqueues a step's kernels: in each layer they write the new rows and read what each last query row reads. Each
+    /// layer waits for its pages; a refused wait is tried again. Returns how many were refused.
+    pub fn enqueue(
+        &self,
+        cache: &mut Cache,
+        (device, stream): (&dyn Device, Stream),
+        (step, micro): (&Step, u32),
+        rows: Vec<Expected>,
+    ) -> u32 {
+        let (rows, mut refused) = (Arc::new(rows), 0);
+        for layer in 0..self.config.shape.layers() as u32 {
+            while let Err(error) = cache.arrived(step, layer, stream) {
+                assert_eq!(error.kind(), Kind::OutOfMemory);
+                refused += 1;
+            }
+            let tensors = cache.tensors(MicroBatch(micro)).unwrap();
+            self.enqueue_layer(device, stream, tensors, &rows, layer);
+        }
+        refused
+    }
+
+    fn enqueue_layer(
+        &self,
+        device: &dyn Device,
+        stream: Stream,
+        tensors: &Tensors,
+        rows: &Arc<Vec<Expected>>,
+        layer: u32,
+    ) {
+        let (own, tensors, rows) = (self.clone(), tensors.clone(), Arc::clone(rows));
         let work = move || {
-            if let Err(fault) = own.run(&tensors, &rows) {
+            if let Err(fault) = own.run(&tensors, &rows, layer) {
                 own.faults.lock().unwrap().push(fault);
             }
         };
@@ -69,7 +97,22 @@ impl Kernels {
         }
     }
 
-    fn run(&self, tensors: &Tensors, rows: &[Expected]) -> Result<(), String> {
+    fn run(&self, tensors: &Tensors, rows: &[Expected], layer: u32) -> Result<(), String> {
+        if layer == 0 {
+            self.check(tensors, rows)?;
+        }
+        let wide = self.config.width == Width::I64;
+        let stamps = rows.iter().flat_map(|row| &row.stamps[row.stamps.len() - row.fresh..]);
+        let groups = &self.config.shape.groups;
+        let group = groups.iter().position(|group| group.layers.contains(&layer)).unwrap();
+        for (slot, stamp) in self.words(tensors.slots[group], wide).iter().zip(stamps) {
+            self.write(group, *slot as u64, *stamp, layer);
+        }
+        self.attend(group, tensors, rows, layer)
+    }
+
+    /// Checks the step's tensors.
+    fn check(&self, tensors: &Tensors, rows: &[Expected]) -> Result<(), String> {
         let wide = self.config.width == Width::I64;
         let (batch, tokens) = (self.config.batch as usize, self.config.step_tokens as usize);
         let mut lengths: Vec<i64> = rows.iter().map(|row| row.stamps.len() as i64).collect();
@@ -88,36 +131,30 @@ impl Kernels {
         let count = positions.len();
         positions.resize(tokens, 0);
         is("positions", &self.words(tensors.positions, wide), &positions)?;
-        let stamps = rows.iter().flat_map(|row| &row.stamps[row.stamps.len() - row.fresh..]);
-        let stamps: Vec<u64> = stamps.copied().collect();
-        for group in 0..self.planes.len() {
+        (0..self.planes.len()).try_for_each(|group| {
             let slots = self.words(tensors.slots[group], wide);
-            is("slots of no row", &slots[count..], &vec![-1; tokens - count])?;
-            for (slot, stamp) in slots.iter().zip(&stamps) {
-                self.write(group, *slot as u64, *stamp);
-            }
-        }
-        (0..self.planes.len()).try_for_each(|group| self.attend(group, tensors, rows))
-    }
-
-    /// The places of a row: its layer, its run and its memory.
-    fn places(&self, group: usize, slot: u64) -> impl Iterator<Item = (u32, usize, Slice)> + '_ {
-        let page_tokens = u64::from(self.config.shape.page_tokens);
-        let (page, token) = (slot / page_tokens, slot % page_tokens);
-        self.views[group].iter().map(move |(layer, run, view)| {
-            let at = page * view.stride + view.offset + token * view.row;
-            (*layer, *run, self.planes[group][view.plane].memory.part(at, view.row).unwrap())
+            is("slots of no row", &slots[count..], &vec![-1; tokens - count])
         })
     }
 
-    fn write(&self, group: usize, slot: u64, stamp: u64) {
-        for (layer, run, place) in self.places(group, slot) {
+    /// The places of a row in a layer: its run and its memory.
+    fn places(&self, group: usize, slot: u64, layer: u32) -> impl Iterator<Item = (usize, Slice)> + '_ {
+        let page_tokens = u64::from(self.config.shape.page_tokens);
+        let (page, token) = (slot / page_tokens, slot % page_tokens);
+        self.views[group].iter().filter(move |(of, ..)| *of == layer).map(move |(_, run, view)| {
+            let at = page * view.stride + view.offset + token * view.row;
+            (*run, self.planes[group][view.plane].memory.part(at, view.row).unwrap())
+        })
+    }
+
+    fn write(&self, group: usize, slot: u64, stamp: u64, layer: u32) {
+        for (run, place) in self.places(group, slot, layer) {
             self.test.write(place, &bytes(stamp, layer, run, place.bytes())).unwrap();
         }
     }
 
     /// Reads what the last query of each batch row reads.
-    fn attend(&self, group: usize, tensors: &Tensors, rows: &[Expected]) -> Result<(), String> {
+    fn attend(&self, group: usize, tensors: &Tensors, rows: &[Expected], layer: u32) -> Result<(), String> {
         let table = self.words(tensors.tables[group], false);
         let entries = table.len() / self.config.batch as usize;
         let page_tokens = self.config.shape.page_tokens as usize;
@@ -128,7 +165,7 @@ impl Kernels {
             for position in first..expected.stamps.len() {
                 let page = table[row * entries + position / page_tokens];
                 let slot = page as u64 * page_tokens as u64 + (position % page_tokens) as u64;
-                for (layer, run, place) in self.places(group, slot) {
+                for (run, place) in self.places(group, slot, layer) {
                     let mut found = vec![0; place.bytes() as usize];
                     self.test.read(place, &mut found).unwrap();
                     if page == 0 || found != bytes(expected.stamps[position], layer, run, place.bytes()) {

@@ -158,7 +158,7 @@ fn attention_reads_the_page_that_a_truncation_put_in_place_of_a_shared_one() {
         let row = BatchRow { sequence: of, accepted: Accepted::Rows(accepted), query_rows: fresh };
         let mut step = cache.prepare(MicroBatch(0), &[row], None, stream).unwrap();
         let expected = vec![Expected { stamps: stamps.clone(), fresh: fresh as usize }];
-        kernels.enqueue(&*device, stream, cache.tensors(MicroBatch(0)).unwrap(), expected);
+        kernels.enqueue(cache, (&*device, stream), (&step, 0), expected);
         cache.finish(&mut step, stream).unwrap();
         cache.retire(step, stream).map(drop).map_err(|unretired| unretired.error).unwrap();
         assert_eq!(*kernels.faults.lock().unwrap(), Vec::<String>::new());

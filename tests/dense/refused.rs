@@ -2,7 +2,7 @@
 //! written, and at the end every page is free.
 //!
 //! A life has everything: prefixes found on the device and on the host, a fork, truncations, steps, saving, publishing,
-//! closing. Each of its calls of the device is refused in a run of its own. A refused call of the cache is made again,
+//! parking, closing. Each of its calls of the device is refused in a run of its own. A refused call of the cache is made again,
 //! or its sequence closed, by the number of the run.
 
 use std::collections::BTreeSet;
@@ -23,7 +23,9 @@ fn config(save: Save) -> Config {
     let groups = vec![group(&[1], [32, 16], None), group(&[0, 2], [16, 0], Some(49))];
     let base = Config::new(Shape { page_tokens: 16, groups }, 4, 80);
     let memory = Memory { huge: false, populate: false, lock: false, node: None };
-    let mut config = Config { step_tokens: 80, query_rows: 2, save, memory, ..base };
+    // Pages come back at once, or layer by layer.
+    let bring_layers = if save == Save::Evicted { 1 } else { 0 };
+    let mut config = Config { step_tokens: 80, query_rows: 2, save, bring_layers, memory, ..base };
     config.device_pages = config.pages_for(3, 80);
     config.host_pages = vec![6, 6];
     config
@@ -153,8 +155,8 @@ impl Life {
         text.landed = fresh.len() as u32;
         let before = text.ids.len() - fresh.len();
         let expected = vec![Expected { stamps: stamps(&text.ids), fresh: fresh.len() }];
-        let tensors = self.cache.tensors(MicroBatch(0)).unwrap();
-        self.kernels.enqueue(&*self.clock, self.main, tensors, expected);
+        let on = (&*self.faulty as &dyn Device, self.main);
+        self.refusals += self.kernels.enqueue(&mut self.cache, on, (&step, 0), expected);
         // A step that was begun has to be finished.
         while let Err(error) = self.cache.finish(&mut step, self.main) {
             assert_eq!(error.kind(), Kind::OutOfMemory);
@@ -202,6 +204,39 @@ impl Life {
         self.texts.push(forked.map(|(handle, _)| Text { handle, ids, landed: 0 }));
     }
 
+    /// Parks a sequence; `accepted` of its landed rows count.
+    fn park(&mut self, at: usize, accepted: u32) {
+        let Some(handle) = self.handle(at) else { return };
+        let parked = self.twice(|life| {
+            let before = life.cache.stats().parked;
+            match life.cache.park(handle, accepted, life.side) {
+                Ok(_) => Ok(()),
+                // The first try has parked it: what was refused are the copies.
+                Err(error) if error.kind() == Kind::InvalidState && before > 0 => Ok(()),
+                Err(error) => Err(error),
+            }
+        });
+        if parked.is_none() {
+            return self.close(at);
+        }
+        if let Some(text) = &mut self.texts[at] {
+            text.ids.truncate(text.ids.len() - (text.landed - accepted) as usize);
+            text.landed = 0;
+        }
+        self.clock.run().unwrap();
+    }
+
+    fn resume(&mut self, at: usize) {
+        let Some(handle) = self.handle(at) else { return };
+        let resumed = self.twice(|life| {
+            life.free_all();
+            life.cache.resume(handle, life.side)
+        });
+        if resumed.is_none() {
+            self.close(at);
+        }
+    }
+
     fn save(&mut self) {
         let _ = self.twice(|life| life.cache.save(life.side, u64::MAX));
     }
@@ -244,8 +279,13 @@ impl Life {
         self.step(0, 0, &[7, 7]);
         self.step(1, 0, &[6, 6]);
         self.step(2, 0, &[6, 6]);
+        self.park(2, 1);
         self.truncate(0, 40);
         self.step(0, 0, &[5]);
+        self.resume(2);
+        self.step(2, 0, &[3, 3]);
+        // One that is parked is closed too.
+        self.park(2, 2);
         self.close_all();
         // Three others evict what was published.
         for of in [2, 3, 4] {

@@ -69,6 +69,7 @@ struct Seq {
     /// Before this position a window may have given pages back.
     floor: usize,
     failed: bool,
+    parked: bool,
     closed: bool,
 }
 
@@ -122,7 +123,7 @@ pub struct World {
     pub done: [u32; DONE],
 }
 
-pub const DONE: usize = 12;
+pub const DONE: usize = 14;
 
 /// The stamp of a row behind one with stamp `before`.
 fn chain(before: u64, id: u32) -> u64 {
@@ -168,9 +169,12 @@ pub fn config(variant: u64) -> Config {
     config.device_pages = config.pages_for(fitting, config.max_tokens);
     if random.below(4) > 0 {
         let least = config.max_tokens.div_ceil(16);
-        config.host_pages = config.device_pages.iter().map(|_| least + random.below(20)).collect();
+        config.host_pages = config.device_pages.iter().map(|_| least + random.below(60)).collect();
     }
     config.save = if random.one_in(2) { Save::Published } else { Save::Evicted };
+    if config.layout == Layout::LayerFirst {
+        config.bring_layers = random.below(3);
+    }
     config
 }
 
@@ -213,7 +217,7 @@ impl World {
     /// Runs `count` operations, and then ends everything.
     pub fn run(&mut self, count: u32) {
         for _ in 0..count {
-            let (op, which) = (self.random.below(30), self.random.below(1 << 16));
+            let (op, which) = (self.random.below(34), self.random.below(1 << 16));
             match op {
                 0 => self.open(),
                 1..=3 => self.open_shared(which),
@@ -225,6 +229,8 @@ impl World {
                 20 => self.fork(which),
                 21 => self.extend(which),
                 22 | 28 | 29 => self.close(which),
+                30 | 31 => self.park(which),
+                32 | 33 => self.resume(which),
                 _ => self.reap(),
             }
             self.check();
@@ -244,6 +250,8 @@ impl World {
         }
         let stats = self.cache.stats();
         assert_eq!(stats.steps_in_flight as usize, self.flights.len());
+        let parked = self.seqs.iter().filter(|seq| seq.parked && !seq.closed).count();
+        assert!((parked..=stats.sequences as usize).contains(&(stats.parked as usize)));
         let faults = self.kernels.faults.lock().unwrap();
         assert!(faults.is_empty(), "{faults:?} {:?}", self.cache.config());
     }
@@ -297,6 +305,7 @@ impl World {
             in_flight: 0,
             floor: found as usize,
             failed: false,
+            parked: false,
             closed: false,
         });
     }
@@ -345,13 +354,15 @@ impl World {
         let known = &seq.ids[published as usize..stored.max(published as usize)];
         match self.cache.publish(seq.handle, published, Tokens::new(known)) {
             Ok(now) => {
-                assert!(seq.named && !seq.failed && now >= published && now as usize <= stored);
+                assert!(seq.named && !seq.failed && !seq.parked);
+                assert!(now >= published && now as usize <= stored);
                 self.done[10] += u32::from(now > published);
             }
             // Its copies may be in flight.
             Err(error) if error.kind() == Kind::Busy => {}
             Err(error) => {
-                assert!(error.kind() == Kind::InvalidState && (!seq.named || seq.failed), "{error}")
+                let allowed = !seq.named || seq.failed || seq.parked;
+                assert!(error.kind() == Kind::InvalidState && allowed, "{error}")
             }
         }
     }
@@ -363,9 +374,10 @@ impl World {
         self.done[11] += u32::from(saved > 0);
     }
 
-    /// The open sequences that are not failed.
+    /// The open sequences that may be in a step.
     fn running(&self) -> Vec<usize> {
-        (0..self.seqs.len()).filter(|at| !self.seqs[*at].closed && !self.seqs[*at].failed).collect()
+        let runs = |seq: &Seq| !seq.closed && !seq.failed && !seq.parked;
+        (0..self.seqs.len()).filter(|at| runs(&self.seqs[*at])).collect()
     }
 
     fn pick(&self, which: u32) -> Option<usize> {
@@ -457,8 +469,8 @@ impl World {
             flight.iter().for_each(|(at, ..)| self.seqs[*at].failed = true);
             self.done[7] += 1;
         } else {
-            let tensors = self.cache.tensors(MicroBatch(micro)).unwrap();
-            self.kernels.enqueue(&*self.device, stream, tensors, expected);
+            let on = (&*self.device, stream);
+            assert_eq!(self.kernels.enqueue(&mut self.cache, on, (&step, micro), expected), 0);
         }
         self.cache.finish(&mut step, stream).unwrap();
         let number = step.number();
@@ -544,6 +556,7 @@ impl World {
                     Kind::OutOfRange => {
                         assert!(windows && (length as usize) < self.seqs[at].floor.max(1), "{error}")
                     }
+                    Kind::InvalidState => assert!(self.seqs[at].parked, "{error}"),
                     kind => assert_eq!(kind, Kind::Exhausted, "{error}"),
                 }
                 assert_eq!(self.cache.stats(), before);
@@ -559,7 +572,7 @@ impl World {
         let before = self.cache.stats();
         match self.cache.fork(seq.handle, promised, side) {
             Ok((handle, _)) => {
-                assert!(seq.in_flight == 0 && seq.landed == 0 && !seq.failed);
+                assert!(seq.in_flight == 0 && seq.landed == 0 && !seq.failed && !seq.parked);
                 self.done[4] += 1;
                 let child = Seq {
                     handle,
@@ -579,6 +592,7 @@ impl World {
                     in_flight: 0,
                     floor: seq.floor,
                     failed: false,
+                    parked: false,
                     closed: false,
                 };
                 self.seqs.push(child);
@@ -586,7 +600,7 @@ impl World {
             Err(error) => {
                 match error.kind() {
                     Kind::Busy | Kind::Exhausted => {}
-                    Kind::InvalidState => assert!(seq.landed > 0 || seq.failed, "{error}"),
+                    Kind::InvalidState => assert!(seq.landed > 0 || seq.failed || seq.parked, "{error}"),
                     kind => assert_eq!((kind, seq.committed + promised), (Kind::OutOfRange, 0), "{error}"),
                 }
                 assert_eq!(self.cache.stats(), before);
@@ -617,6 +631,64 @@ impl World {
                     Kind::InvalidState => assert!(seq.failed),
                     kind => assert_eq!(kind, Kind::Exhausted, "{error}"),
                 }
+                assert_eq!(self.cache.stats(), before);
+            }
+        }
+    }
+
+    fn park(&mut self, which: u32) {
+        let Some(at) = self.pick(which) else { return };
+        let (side, seq) = (self.side(), &self.seqs[at]);
+        let accepted = if seq.landed > self.cache.config().query_rows && !self.random.one_in(4) {
+            seq.landed
+        } else {
+            self.random.below(seq.landed + 1)
+        };
+        let before = self.cache.stats();
+        match self.cache.park(seq.handle, accepted, side) {
+            Ok(_) => {
+                assert!(seq.in_flight == 0 && !seq.failed && !seq.parked);
+                assert!(self.cache.pages(seq.handle, 0).unwrap().is_empty());
+                let seq = &mut self.seqs[at];
+                let length = seq.begun + accepted as usize;
+                seq.stamps.truncate(length);
+                seq.ids.truncate(length);
+                (seq.begun, seq.committed, seq.landed, seq.upper) = (length, length as u32, 0, length as u32);
+                (seq.floor, seq.parked, seq.micro) = (length, true, None);
+                self.done[12] += 1;
+            }
+            Err(error) => {
+                let windows = self.cache.config().shape.groups.iter().any(|group| group.window.is_some());
+                match error.kind() {
+                    Kind::Busy => {}
+                    Kind::InvalidState => assert!(seq.failed || seq.parked, "{error}"),
+                    // Rows of a prompt's chunk are all accepted.
+                    Kind::OutOfRange => {
+                        assert!(windows && seq.landed > self.cache.config().query_rows, "{error}")
+                    }
+                    kind => {
+                        assert_eq!(kind, Kind::Exhausted, "{error}");
+                        assert!(error.number("wanted") > error.number("free"), "{error}");
+                    }
+                }
+                assert_eq!(self.cache.stats(), before);
+            }
+        }
+    }
+
+    fn resume(&mut self, which: u32) {
+        let parked: Vec<usize> = (0..self.seqs.len()).filter(|at| self.seqs[*at].parked).collect();
+        let parked: Vec<usize> = parked.into_iter().filter(|at| !self.seqs[*at].closed).collect();
+        let Some(&at) = parked.get(which as usize % parked.len().max(1)) else { return };
+        let before = self.cache.stats();
+        match self.cache.resume(self.seqs[at].handle, self.side()) {
+            Ok(_) => {
+                self.seqs[at].parked = false;
+                self.done[13] += 1;
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), Kind::Exhausted, "{error}");
+                assert!(error.number("wanted") > error.number("free"), "{error}");
                 assert_eq!(self.cache.stats(), before);
             }
         }
