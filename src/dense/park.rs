@@ -177,8 +177,12 @@ impl Cache {
             let of_group = self.records[index].parked.iter().filter(|parked| parked.group == group);
             pairs.push(vector(of_group.count(), "resume", "copies of pages")?);
         }
+        let away = self.records[index].is_away();
+        if away {
+            self.check_back(index)?;
+        }
         self.flush(stream)?;
-        if self.records[index].is_away() {
+        if away {
             self.take_back(index)?;
         }
         let mut filled = 0;
@@ -197,9 +201,8 @@ impl Cache {
         Ok(ticket)
     }
 
-    /// Takes the device pages of a sequence that is to be resumed: those of its blocks that are still on the device,
-    /// and fresh ones. An error takes none.
-    fn take_back(&mut self, index: usize) -> Result<()> {
+    /// Checks that the device has the pages of a sequence that is to be resumed.
+    fn check_back(&mut self, index: usize) -> Result<()> {
         let reach = self.config.reach(self.records[index].tokens)?;
         for (group, pool) in self.pools.iter().enumerate() {
             let need = self.need(group, reach);
@@ -211,6 +214,12 @@ impl Cache {
             pool.check(&self.config, need, need.whole - shared + idle)?;
             held[group].reserve(need.whole)?;
         }
+        Ok(())
+    }
+
+    /// Takes these pages: those of its blocks that are still on the device, and fresh ones.
+    fn take_back(&mut self, index: usize) -> Result<()> {
+        let reach = self.config.reach(self.records[index].tokens)?;
         // First those that are there, so that no other page evicts them.
         let Self { records, pools, .. } = self;
         let Record { names, parked, .. } = &mut records[index];

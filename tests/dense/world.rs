@@ -217,10 +217,10 @@ impl World {
     /// Runs `count` operations, and then ends everything.
     pub fn run(&mut self, count: u32) {
         for _ in 0..count {
-            let (op, which) = (self.random.below(34), self.random.below(1 << 16));
+            let (op, which) = (self.random.below(36), self.random.below(1 << 16));
             match op {
                 0 => self.open(),
-                1..=3 => self.open_shared(which),
+                1..=3 | 34 | 35 => self.open_shared(which),
                 24..=26 => self.publish(which),
                 27 => self.save(which),
                 4..=11 => self.step(),
