@@ -5,6 +5,8 @@
 mod admission;
 #[path = "dense/bad.rs"]
 mod bad;
+#[path = "dense/bring.rs"]
+mod bring;
 #[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "support/device.rs"]
 mod device;
@@ -17,6 +19,8 @@ mod faulty;
 mod order;
 #[path = "dense/pages.rs"]
 mod pages;
+#[path = "dense/park.rs"]
+mod park;
 #[path = "dense/refused.rs"]
 mod refused;
 #[path = "dense/world.rs"]

@@ -48,8 +48,8 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is parked, or whose step failed (truncate it
     /// first); [`Kind::Busy`] while work of the sequence is in flight; [`Kind::DeviceFailed`] if that work failed;
-    /// [`Kind::OutOfRange`] for more accepted rows than landed, and, in a model with windows, for fewer than all rows of
-    /// a prompt's chunk; [`Kind::Exhausted`] names the host pages with their
+    /// [`Kind::OutOfRange`] for more accepted rows than landed, and for a length whose window was given back: accept all
+    /// rows of a prompt's chunk; [`Kind::Exhausted`] names the host pages with their
     /// group. These errors change nothing. If the device refuses the copies, the sequence is parked even so: the next
     /// call that names a stream enqueues them.
     pub fn park(&mut self, sequence: Sequence, accepted: u32, stream: Stream) -> Result<Ticket> {

@@ -67,6 +67,8 @@ impl Cache {
             }
         };
         let coming = rows.iter().map(|row| self.records[row.sequence.index as usize].coming).max();
+        // In one part, the begin has waited for it.
+        let coming = coming.filter(|_| self.config.parts() > 1);
         self.arrivals[micro_batch.index()] = Arrivals::with(coming.unwrap_or(0));
         for (at, row) in rows.iter().enumerate() {
             let index = row.sequence.index as usize;

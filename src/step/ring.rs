@@ -158,7 +158,7 @@ impl Ring {
         let number = self.last + 1;
         let words = &mut self.words[..self.shape.descriptor_words];
         encode(number, words);
-        let offset = self.slots[free].descriptor.address() - self.memory.as_ptr() as u64;
+        let offset = free as u64 * self.shape.slot_bytes();
         self.memory.copy_in_words(offset, words)?;
         self.last = number;
         self.slots[free].step = Some(number);

@@ -27,7 +27,8 @@ const SIDE: usize = 2;
 const OTHER: usize = 3;
 
 impl Rig {
-    fn new(without: Option<u64>, device_pages: u32, host_pages: u32) -> Rig {
+    /// With more than one layer pages come back layer by layer.
+    fn new(without: Option<u64>, (device_pages, host_pages): (u32, u32), layers: u32) -> Rig {
         let host = HostDevice::new(HostOptions::default());
         // A query does not make work end.
         let costs = Costs { poll_ns: 1.0, ..Costs::default() };
@@ -36,10 +37,10 @@ impl Rig {
             Some(wait) => Watch::without_wait(clock.clone(), wait),
             None => Watch::new(clock.clone()),
         };
-        let group = Group { layers: vec![0], runs: [16, 16], window: None };
+        let group = Group { layers: (0..layers).collect(), runs: [16, 16], window: None };
         let base = Config::new(Shape { page_tokens: PAGE, groups: vec![group] }, 4, 64);
         let memory = Memory { huge: false, populate: false, lock: false, node: None };
-        let mut config = Config { step_tokens: 64, micro_batches: 2, memory, ..base };
+        let mut config = Config { step_tokens: 64, micro_batches: 2, bring_layers: 1, memory, ..base };
         (config.device_pages, config.host_pages) = (vec![device_pages], vec![host_pages]);
         let cache = Cache::new(config, watch.clone()).unwrap();
         let streams = [(); 4].map(|()| watch.stream().unwrap());
@@ -56,10 +57,15 @@ impl Rig {
         self.streams.iter().for_each(|stream| self.watch.ended(*stream));
     }
 
-    /// The bytes of rows `from..to` of a sequence.
+    /// The bytes of rows `from..to` of a sequence, in all layers.
     fn rows(&self, sequence: Sequence, from: u32, to: u32) -> Vec<Slice> {
+        let layers = 0..self.cache.config().shape.layers() as u32;
+        layers.flat_map(|layer| self.layer(sequence, layer, from, to)).collect()
+    }
+
+    fn layer(&self, sequence: Sequence, layer: u32, from: u32, to: u32) -> Vec<Slice> {
         let planes: Vec<_> = self.cache.planes(0).unwrap().collect();
-        let views = [0, 1].map(|run| self.cache.config().view(0, run).unwrap());
+        let views = [0, 1].map(|run| self.cache.config().view(layer, run).unwrap());
         let pages = self.cache.pages(sequence, 0).unwrap();
         let place = |position: u32| {
             let page = u64::from(pages[(position / PAGE) as usize]);
@@ -87,11 +93,14 @@ impl Rig {
         let tensors = self.cache.tensors(MicroBatch(micro)).unwrap();
         let parts = [tensors.tables[0], tensors.slots[0], tensors.positions, tensors.lengths, tensors.starts];
         let reads = |slices: &[Slice]| slices.iter().map(|slice| bytes(slice, false)).collect::<Vec<_>>();
-        let new = self.rows(of, before, before + fresh);
-        let writes: Vec<_> = new.iter().map(|slice| bytes(slice, true)).collect();
-        self.watch.engine(stream, "writing rows", &[reads(&parts), writes].concat())?;
-        let all = self.rows(of, 0, before + fresh);
-        self.watch.engine(stream, "attention", &[reads(&parts), reads(&all)].concat())?;
+        for layer in 0..self.cache.config().shape.layers() as u32 {
+            self.cache.arrived(&step, layer, stream)?;
+            let new = self.layer(of, layer, before, before + fresh);
+            let writes: Vec<_> = new.iter().map(|slice| bytes(slice, true)).collect();
+            self.watch.engine(stream, "writing rows", &[reads(&parts), writes].concat())?;
+            let all = self.layer(of, layer, 0, before + fresh);
+            self.watch.engine(stream, "attention", &[reads(&parts), reads(&all)].concat())?;
+        }
         self.cache.finish(&mut step, stream)?;
         Ok(step)
     }
@@ -142,13 +151,22 @@ impl Rig {
 /// Runs a scenario whole and without each wait. For each call with waits that matter: how many of its waits are missed.
 #[track_caller]
 fn missed(pages: (u32, u32), scenario: fn(&mut Rig) -> Result<()>) -> Vec<(&'static str, u32)> {
-    let mut whole = Rig::new(None, pages.0, pages.1);
+    missed_of(pages, 1, scenario)
+}
+
+#[track_caller]
+fn missed_of(
+    pages: (u32, u32),
+    layers: u32,
+    scenario: fn(&mut Rig) -> Result<()>,
+) -> Vec<(&'static str, u32)> {
+    let mut whole = Rig::new(None, pages, layers);
     scenario(&mut whole).unwrap();
     assert_eq!(whole.watch.conflict(), None);
     whole.cache.validate().unwrap();
     let mut missed: Vec<(&'static str, u32)> = Vec::new();
     for wait in 0..whole.watch.waits() {
-        let mut rig = Rig::new(Some(wait), pages.0, pages.1);
+        let mut rig = Rig::new(Some(wait), pages, layers);
         let found = scenario(&mut rig).is_err();
         assert_eq!(rig.watch.conflict().is_some(), found, "only for a conflict");
         let (call, _) = whole.calls.iter().rfind(|(_, first)| *first <= wait).unwrap();
@@ -377,4 +395,89 @@ fn a_truncation_follows_the_copies_of_pages_that_another_sequence_published() {
         rig.step("a step after it", 1, child, (20, 0), 1).map(drop)
     });
     assert_eq!(found, [("a step after it", 1)]);
+}
+
+/// A prefix comes back layer by layer; another sequence shares it before it has come. Each layer of both waits.
+#[test]
+fn each_layer_is_read_after_its_own_copy() {
+    let found = missed_of((9, 4), 3, |rig| {
+        let first = rig.published(&IDS)?;
+        rig.save(SIDE)?;
+        rig.close(first, 0)?;
+        rig.run();
+        let others = [8, 9].map(|id| rig.open("others", &[id; 32], 60, 0));
+        for other in others {
+            rig.close(other?.0, 0)?;
+        }
+        let (third, tokens) = rig.open("bringing back", &IDS[..32], 33, SIDE)?;
+        let (fourth, shared) = rig.open("sharing", &IDS[..32], 33, OTHER)?;
+        assert_eq!((tokens, shared, rig.cache.stats().bytes_up), (32, 32, 3072));
+        let _step = rig.step("the third's step", 0, third, (32, 0), 1)?;
+        let _step = rig.step("the fourth's step", 1, fourth, (32, 0), 1)?;
+        // Later steps come behind the first, on any stream.
+        rig.streams.swap(1, SIDE);
+        rig.step("its next step", 1, fourth, (33, 1), 1).map(drop)
+    });
+    assert_eq!(found, [("the third's step", 3), ("the fourth's step", 3), ("its next step", 1)]);
+}
+
+/// The pages of a parked sequence are written by another one while they go down, and so are those to which they come
+/// back.
+#[test]
+fn parked_pages_are_written_after_their_copies_and_read_after_they_came_back() {
+    let found = missed((5, 8), |rig| {
+        let first = rig.published(&IDS)?;
+        rig.name("parking");
+        drop(rig.cache.park(first, 1, rig.streams[SIDE])?);
+        let (second, _) = rig.open("opening in its place", &[8; 32], 40, 0)?;
+        let _step = rig.step("writing to its pages", 0, second, (0, 0), 40)?;
+        rig.run();
+        rig.cache.retire(_step, rig.streams[0]).unwrap();
+        rig.name("parking the second");
+        drop(rig.cache.park(second, 40, rig.streams[SIDE])?);
+        rig.name("resuming");
+        drop(rig.cache.resume(first, rig.streams[OTHER])?);
+        rig.step("its step", 1, first, (41, 0), 1).map(drop)
+    });
+    assert_eq!(found, [("writing to its pages", 1), ("resuming", 1), ("its step", 1)]);
+}
+
+/// The engine still reads the pages on the stream on which a sequence is parked.
+#[test]
+fn parked_pages_are_written_after_the_work_before_the_parking() {
+    let found = missed((5, 8), |rig| {
+        let first = rig.published(&IDS)?;
+        drop(rig.cache.truncate(first, 32, rig.streams[0])?);
+        rig.save(SIDE)?;
+        rig.run();
+        let reads: Vec<_> = rig.rows(first, 0, 32).iter().map(|slice| bytes(slice, false)).collect();
+        rig.watch.engine(rig.streams[OTHER], "another reader", &reads)?;
+        rig.name("parking");
+        drop(rig.cache.park(first, 0, rig.streams[OTHER])?);
+        assert_eq!(rig.cache.stats().bytes_down, 1024, "nothing else goes down");
+        let (second, _) = rig.open("opening in its place", &[8; 32], 60, 0)?;
+        rig.step("writing to its pages", 0, second, (0, 0), 60).map(drop)
+    });
+    assert_eq!(found, [("writing to its pages", 1)]);
+}
+
+/// A resumed sequence leaves its own host pages: others go down to them while they still come up.
+#[test]
+fn host_pages_of_a_resumed_sequence_are_written_after_its_copies() {
+    let found = missed((9, 4), |rig| {
+        let other = rig.published(&[9; 48])?;
+        let (first, _) = rig.open("opening", &[], 40, 0)?;
+        let step = rig.step("its prompt", 0, first, (0, 0), 40)?;
+        rig.retire(step)?;
+        rig.name("parking");
+        drop(rig.cache.park(first, 40, rig.streams[SIDE])?);
+        rig.run();
+        rig.name("resuming");
+        drop(rig.cache.resume(first, rig.streams[OTHER])?);
+        rig.save(SIDE)?;
+        rig.close(other, 0)?;
+        rig.run();
+        Ok(())
+    });
+    assert_eq!(found, [("saving", 1)]);
 }

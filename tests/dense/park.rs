@@ -1,0 +1,253 @@
+//! Parking: rows wait on the host, and are found again where attention reads them.
+
+use std::sync::Arc;
+
+use crate::device::TestDevice;
+use crate::engine::{Expected, Kernels};
+use forebay::dense::{Cache, Config, Group, Open, Shape};
+use forebay::device::host::HostOptions;
+use forebay::device::{Device, Stream};
+use forebay::{Accepted, BatchRow, Error, Kind, Memory, MicroBatch, Sequence, Tokens};
+
+/// Bytes of a page.
+const PAGE: u64 = 16 * 64;
+
+struct Rig {
+    device: Arc<dyn Device>,
+    cache: Cache,
+    kernels: Kernels,
+    stream: Stream,
+}
+
+impl Rig {
+    /// Two layers of 32 bytes a token; with a window a second group.
+    fn new(window: Option<u32>, change: impl FnOnce(&mut Config)) -> Rig {
+        let test = TestDevice::new(HostOptions::default());
+        let group = |layers: &[u32], window| Group { layers: layers.to_vec(), runs: [16, 16], window };
+        let mut groups = vec![group(&[0, 1], None)];
+        groups.extend(window.map(|window| group(&[2, 3], Some(window))));
+        let mut config = Config::new(Shape { page_tokens: 16, groups }, 3, 128);
+        config.memory = Memory { huge: false, populate: false, lock: false, node: None };
+        config.host_pages = vec![9; config.shape.groups.len()];
+        config.device_pages[0] = 10;
+        change(&mut config);
+        let (device, stream) = (test.device(), test.stream().unwrap());
+        let cache = Cache::new(config, test.device()).unwrap();
+        let kernels = Kernels::new(&test, &cache);
+        Rig { device, cache, kernels, stream }
+    }
+
+    /// A step of a sequence whose rows have `stamps`: `accepted` of the last ones count, and `fresh` are new.
+    fn step(&mut self, sequence: Sequence, stamps: &mut Vec<u64>, accepted: u32, fresh: u32) {
+        let length = stamps.len() as u64;
+        stamps.extend((length..length + u64::from(fresh)).map(|at| 1000 * u64::from(fresh) + at));
+        let row = BatchRow { sequence, accepted: Accepted::Rows(accepted), query_rows: fresh };
+        let mut step = self.cache.prepare(MicroBatch(0), &[row], None, self.stream).unwrap();
+        let expected = vec![Expected { stamps: stamps.clone(), fresh: fresh as usize }];
+        let on = (&*self.device, self.stream);
+        assert_eq!(self.kernels.enqueue(&mut self.cache, on, (&step, 0), expected), 0);
+        self.cache.finish(&mut step, self.stream).unwrap();
+        self.cache.retire(step, self.stream).map(drop).map_err(|unretired| unretired.error).unwrap();
+        self.check();
+    }
+
+    fn check(&self) {
+        self.cache.validate().unwrap();
+        assert_eq!(*self.kernels.faults.lock().unwrap(), Vec::<String>::new());
+    }
+
+    /// A sequence of 40 tokens whose two full pages are published and, if `saved`, on the host.
+    fn published(&mut self, stamps: &mut Vec<u64>, saved: bool) -> Sequence {
+        let ids: Vec<u32> = (0..32).collect();
+        let none = self.cache.names(b"", Tokens::new(&[])).unwrap();
+        let open = Open { prompt: 40, promised: 20 };
+        let sequence = self.cache.open_shared(&open, &none, self.stream).unwrap().sequence;
+        self.step(sequence, stamps, 0, 40);
+        assert_eq!(self.cache.publish(sequence, 0, Tokens::new(&ids)).unwrap(), 32);
+        if saved {
+            let groups = self.cache.config().shape.groups.len() as u64;
+            assert_eq!(self.cache.save(self.stream, u64::MAX).unwrap(), 2 * PAGE * groups);
+        }
+        sequence
+    }
+
+    fn park(&mut self, sequence: Sequence, accepted: u32) -> Result<(), Error> {
+        self.cache.park(sequence, accepted, self.stream).map(drop)
+    }
+
+    /// The bytes that a call moves down and up.
+    fn moved(&mut self, call: impl FnOnce(&mut Rig)) -> (u64, u64) {
+        let before = self.cache.stats();
+        call(self);
+        self.check();
+        let after = self.cache.stats();
+        (after.bytes_down - before.bytes_down, after.bytes_up - before.bytes_up)
+    }
+}
+
+#[test]
+fn a_published_and_saved_sequence_parks_with_its_partial_page_alone() {
+    let mut rig = Rig::new(None, |_| {});
+    let mut rows = Vec::new();
+    let first = rig.published(&mut rows, true);
+    let before = rig.cache.stats();
+    assert_eq!(rig.moved(|rig| rig.park(first, 40).unwrap()), (PAGE, 0));
+    let stats = rig.cache.stats();
+    assert_eq!((stats.sequences, stats.parked, stats.tiers[0].parked), (1, 1, 1));
+    // All its pages are free: the published ones stay findable.
+    assert_eq!((before.free_pages[0], stats.free_pages[0]), (5, 9));
+    assert_eq!((stats.tiers[0].published, stats.tiers[0].unused), (2, 2));
+    assert_eq!(rig.cache.length(first).unwrap().committed, 40);
+    // They are still there.
+    assert_eq!(rig.moved(|rig| drop(rig.cache.resume(first, rig.stream).unwrap())), (0, PAGE));
+    let stats = rig.cache.stats();
+    assert_eq!((stats.parked, stats.tiers[0].parked, stats.free_pages[0]), (0, 0, 5));
+    rig.step(first, &mut rows, 0, 1);
+    // Another one takes all pages meanwhile.
+    assert_eq!(rig.moved(|rig| rig.park(first, 1).unwrap()), (PAGE, 0));
+    let (other, mut others) = (rig.cache.open(&Open { prompt: 128, promised: 0 }).unwrap(), Vec::new());
+    rig.step(other, &mut others, 0, 128);
+    rig.cache.close(other, rig.stream).unwrap();
+    assert_eq!(rig.moved(|rig| drop(rig.cache.resume(first, rig.stream).unwrap())), (0, 3 * PAGE));
+    rig.step(first, &mut rows, 0, 1);
+    // What came back is found by others.
+    let ids: Vec<u32> = (0..32).collect();
+    let names = rig.cache.names(b"", Tokens::new(&ids)).unwrap();
+    let found = rig.cache.find(&names);
+    assert_eq!((found.tokens, found.host_tokens), (32, 0));
+    rig.cache.close(first, rig.stream).unwrap();
+    rig.check();
+    assert_eq!((rig.cache.stats().free_pages[0], rig.cache.stats().tiers[0].free_host_pages), (9, 7));
+}
+
+/// Published pages without a copy are saved by the parking, and unnamed ones are the sequence's own.
+#[test]
+fn what_has_no_copy_goes_down_and_rejected_rows_do_not() {
+    let mut rig = Rig::new(None, |config| config.query_rows = 9);
+    let mut rows = Vec::new();
+    let first = rig.published(&mut rows, false);
+    rig.step(first, &mut rows, 40, 9);
+    // 8 of 9 rows fill the third page.
+    rows.truncate(48);
+    assert_eq!(rig.moved(|rig| rig.park(first, 8).unwrap()), (3 * PAGE, 0));
+    let tiers = rig.cache.stats().tiers[0];
+    assert_eq!((tiers.saved, tiers.parked), (2, 1));
+    drop(rig.cache.resume(first, rig.stream).unwrap());
+    rig.step(first, &mut rows, 0, 2);
+    // A sequence without names, and one that is closed while it is parked.
+    let (second, mut others) = (rig.cache.open(&Open { prompt: 33, promised: 0 }).unwrap(), Vec::new());
+    rig.step(second, &mut others, 0, 33);
+    assert_eq!(rig.moved(|rig| rig.park(second, 33).unwrap()), (3 * PAGE, 0));
+    rig.cache.close(second, rig.stream).unwrap();
+    rig.check();
+    assert_eq!(rig.cache.stats().tiers[0].free_host_pages, 7);
+}
+
+/// What a parked sequence needs is not evicted, whatever others save.
+#[test]
+fn parked_pages_stay_and_a_full_host_refuses_more() {
+    let mut rig = Rig::new(None, |config| config.host_pages = vec![8]);
+    let mut rows = Vec::new();
+    let first = rig.published(&mut rows, true);
+    rig.park(first, 40).unwrap();
+    let none = rig.cache.names(b"", Tokens::new(&[])).unwrap();
+    let second = rig.cache.open_shared(&Open { prompt: 126, promised: 2 }, &none, rig.stream);
+    let (second, mut others) = (second.unwrap().sequence, Vec::new());
+    rig.step(second, &mut others, 0, 126);
+    let ids: Vec<u32> = (500..612).collect();
+    assert_eq!(rig.cache.publish(second, 0, Tokens::new(&ids)).unwrap(), 112);
+    // Seven pages for the five that are not kept.
+    assert_eq!(rig.cache.save(rig.stream, u64::MAX).unwrap(), 7 * PAGE);
+    assert_eq!(rig.cache.stats().tiers[0].free_host_pages, 0);
+    rig.check();
+    let before = rig.cache.stats();
+    let error = rig.park(second, 126).unwrap_err();
+    assert_eq!((error.kind(), error.place()), (Kind::Exhausted, "host pages of a group"));
+    assert_eq!(error.numbers(), [("wanted", 3), ("free", 0), ("group", 0)]);
+    let error = rig.cache.resume(first, rig.stream).unwrap_err();
+    assert_eq!((error.kind(), error.place()), (Kind::Exhausted, "device pages of a group"));
+    assert_eq!(error.numbers(), [("wanted", 4), ("free", 0), ("group", 0)]);
+    assert_eq!(rig.cache.stats(), before);
+    rig.cache.close(second, rig.stream).unwrap();
+    drop(rig.cache.resume(first, rig.stream).unwrap());
+    rig.step(first, &mut rows, 0, 1);
+}
+
+/// A group with a window parks the pages of its window.
+#[test]
+fn a_window_parks_what_a_query_still_reads() {
+    let mut rig = Rig::new(Some(20), |config| config.bring_layers = 1);
+    let mut rows = Vec::new();
+    let first = rig.published(&mut rows, false);
+    // The step of another one gives the pages before the window back.
+    let (other, mut others) = (rig.cache.open(&Open { prompt: 9, promised: 1 }).unwrap(), Vec::new());
+    rig.step(other, &mut others, 0, 9);
+    rig.cache.close(other, rig.stream).unwrap();
+    let error = rig.park(first, 3).unwrap_err();
+    assert_eq!((error.kind(), error.operation()), (Kind::OutOfRange, "park"), "{error}");
+    assert_eq!(error.place(), "a sliding window whose pages were given back");
+    // 40 tokens are three pages of the first group. A query at 40 reads 19 rows before it, in two pages.
+    assert_eq!(rig.moved(|rig| rig.park(first, 40).unwrap()), (5 * PAGE, 0));
+    let (other, mut others) = (rig.cache.open(&Open { prompt: 120, promised: 0 }).unwrap(), Vec::new());
+    rig.step(other, &mut others, 0, 120);
+    rig.cache.close(other, rig.stream).unwrap();
+    drop(rig.cache.resume(first, rig.stream).unwrap());
+    assert_eq!(rig.cache.pages(first, 1).unwrap()[0], 0);
+    for accepted in [0, 1, 1] {
+        rig.step(first, &mut rows, accepted, 1);
+    }
+}
+
+/// A fork and its parent are parked at the same time, and each has its own rows.
+#[test]
+fn sequences_that_share_pages_park_one_by_one() {
+    let mut rig = Rig::new(None, |config| config.device_pages[0] = 11);
+    let mut rows = Vec::new();
+    let first = rig.published(&mut rows, true);
+    drop(rig.cache.truncate(first, 40, rig.stream).unwrap());
+    let (child, _) = rig.cache.fork(first, 8, rig.stream).unwrap();
+    let mut others = rows.clone();
+    rig.step(first, &mut rows, 0, 1);
+    rig.cache.park(first, 1, rig.stream).map(drop).unwrap();
+    rig.step(child, &mut others, 0, 2);
+    rig.park(child, 2).unwrap();
+    rig.check();
+    assert_eq!(rig.cache.stats().free_pages[0], 10);
+    for (sequence, rows) in [(first, &mut rows), (child, &mut others)] {
+        drop(rig.cache.resume(sequence, rig.stream).unwrap());
+        rig.step(sequence, rows, 0, 1);
+    }
+}
+
+#[test]
+fn a_parked_sequence_can_be_extended_and_closed_and_nothing_else() {
+    let mut rig = Rig::new(None, |_| {});
+    let mut rows = Vec::new();
+    let first = rig.published(&mut rows, false);
+    let states = [rig.cache.resume(first, rig.stream).map(drop), rig.park(first, 41)].map(Result::unwrap_err);
+    assert_eq!(states.map(|error| error.kind()), [Kind::InvalidState, Kind::OutOfRange]);
+    rig.park(first, 40).unwrap();
+    let row = BatchRow { sequence: first, accepted: Accepted::Rows(0), query_rows: 1 };
+    let refused = [
+        rig.cache.prepare(MicroBatch(0), &[row], None, rig.stream).map(drop),
+        rig.cache.fork(first, 1, rig.stream).map(drop),
+        rig.cache.truncate(first, 20, rig.stream).map(drop),
+        rig.cache.publish(first, 32, Tokens::new(&[])).map(drop),
+        rig.cache.park(first, 0, rig.stream).map(drop),
+    ];
+    for error in refused.map(Result::unwrap_err) {
+        assert_eq!((error.kind(), error.place()), (Kind::InvalidState, "the sequence is parked"), "{error}");
+        assert_eq!(error.advice(), "resume it, or close it");
+    }
+    // The next turn of a conversation, for which a resume takes the pages.
+    rig.cache.extend(first, 100, 28).unwrap();
+    assert_eq!(rig.cache.stats().free_pages[0], 9);
+    drop(rig.cache.resume(first, rig.stream).unwrap());
+    assert_eq!(rig.cache.stats().free_pages[0], 0);
+    rig.step(first, &mut rows, 0, 60);
+    // Without a host's tier there is no place to wait.
+    let mut rig = Rig::new(None, |config| config.host_pages = Vec::new());
+    let first = rig.published(&mut Vec::new(), false);
+    let error = rig.park(first, 40).unwrap_err();
+    assert_eq!((error.kind(), error.number("free")), (Kind::Exhausted, Some(0)), "{error}");
+}
