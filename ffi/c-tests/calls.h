@@ -559,11 +559,12 @@ static const call CALLS[] = {
     CALL(dense_view, DENSE, 1), CALL(dense_tensors, DENSE, 1), CALL(dense_reap, DENSE, 0),
     CALL(dense_validate, DENSE, 0), CALL(dense_fallback, DENSE, 0), CALL(dense_destroy, DENSE, 0),
     CALL(dense_open, DENSE, 1), CALL(dense_extend, DENSE, 0), CALL(dense_fork, DENSE, 1),
-    CALL(dense_truncate, DENSE, 0), CALL(dense_length, DENSE, 1), CALL(dense_pages, DENSE, 2),
+    CALL(dense_truncate, DENSE, 0), CALL(dense_park, DENSE, 0), CALL(dense_resume, DENSE, 0),
+    CALL(dense_length, DENSE, 1), CALL(dense_pages, DENSE, 2),
     CALL(dense_close, DENSE, 0), CALL(dense_names_create, DENSE, 4), CALL(dense_names_destroy, NAMES, 0),
     CALL(dense_find, DENSE, 2), CALL(dense_open_shared, DENSE, 3), CALL(dense_publish, DENSE, 2),
     CALL(dense_save, DENSE, 1), CALL(dense_prepare, DENSE, 2), CALL(dense_finish, DENSE, 0),
-    CALL(dense_abandon, DENSE, 0), CALL(dense_retire, DENSE, 2),
+    CALL(dense_arrived, DENSE, 0), CALL(dense_abandon, DENSE, 0), CALL(dense_retire, DENSE, 2),
     CALL(error_text, KINDS, 0),
 };
 enum { CALL_COUNT = sizeof CALLS / sizeof CALLS[0] };

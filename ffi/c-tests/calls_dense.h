@@ -59,6 +59,8 @@ TRY(dense_open) { return fb_dense_open(handle, 10, 10, P(1, &w->out.number)); }
 TRY(dense_extend) { return UNUSED, fb_dense_extend(handle, w->dense_sequence, 40, 8); }
 TRY(dense_fork) { return fb_dense_fork(handle, w->dense_sequence, 10, NULL, P(1, &w->out.number), NULL); }
 TRY(dense_truncate) { return UNUSED, fb_dense_truncate(handle, w->dense_sequence, 1000, NULL, NULL); }
+TRY(dense_park) { return UNUSED, fb_dense_park(handle, w->dense_sequence, 1000, NULL, NULL); }
+TRY(dense_resume) { return UNUSED, fb_dense_resume(handle, w->dense_sequence, NULL, NULL); }
 TRY(dense_length) { return fb_dense_length(handle, w->dense_sequence, P(1, FILL(dense_length))); }
 TRY(dense_pages) {
     return fb_dense_pages(handle, w->dense_sequence, 0, P(1, &w->out.word), 4, P(2, &w->out.word + 100));
@@ -88,6 +90,7 @@ TRY(dense_prepare) {
     return fb_dense_prepare(handle, 0, P(1, &row), 1, NULL, NULL, P(2, &w->out.number));
 }
 TRY(dense_finish) { return UNUSED, fb_dense_finish(handle, w->dense_step + 1, NULL); }
+TRY(dense_arrived) { return UNUSED, fb_dense_arrived(handle, w->dense_step, 1000, NULL); }
 TRY(dense_abandon) { return UNUSED, fb_dense_abandon(handle, w->dense_step + 1); }
 TRY(dense_retire) {
     uint32_t lengths[1];

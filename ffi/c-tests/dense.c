@@ -236,6 +236,14 @@ static void forks(void) {
     (void)step_of(dense, &child, 2, 1);
     (void)step_of(dense, &parent, 2, 1);
     (void)step_of(dense, &child, 1, 0);
+    /* The parent waits on the host while the child goes on. */
+    OK(dense, fb_dense_park(dense, parent.sequence, 1, NULL, NULL));
+    parent.committed++;
+    parent.accepted = 0;
+    IS(FB_INVALID_STATE, fb_dense_fork(dense, parent.sequence, 1, NULL, &child.sequence, NULL));
+    (void)step_of(dense, &child, 1, 0);
+    OK(dense, fb_dense_resume(dense, parent.sequence, NULL, NULL));
+    (void)step_of(dense, &parent, 1, 0);
     OK(dense, fb_dense_pages(dense, parent.sequence, 0, pages[0], 8, &count));
     OK(dense, fb_dense_pages(dense, child.sequence, 0, pages[1], 8, &count));
     CHECK(pages[0][0] == pages[1][0] && pages[0][1] != pages[1][1]);

@@ -86,7 +86,8 @@ static void foreign(world *w) {
                                "fb_extend", "fb_park", "fb_resume",
                                "fb_dense_extend", "fb_dense_fork", "fb_dense_truncate", "fb_dense_length",
                                "fb_dense_pages", "fb_dense_close", "fb_dense_publish", "fb_dense_prepare",
-                               "fb_dense_finish", "fb_dense_abandon"};
+                               "fb_dense_finish", "fb_dense_abandon", "fb_dense_arrived",
+                               "fb_dense_park", "fb_dense_resume"};
     uint32_t made = 0;
     for (uint32_t index = 0; index < CALL_COUNT; index++) {
         for (size_t at = 0; at < sizeof sequences / sizeof sequences[0]; at++) {

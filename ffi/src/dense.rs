@@ -33,8 +33,8 @@ pub struct FbDenseCacheStats {
     pub free_sequences: u32,
     /// Gauge: steps between prepare and retire.
     pub steps_in_flight: u32,
-    /// Always 0.
-    pub reserved: u32,
+    /// Gauge: parked sequences, which `sequences` counts too.
+    pub parked: u32,
     /// Gauge: device pages that a sequence may still take, or, with a sliding window, be promised. Unused published
     /// pages count: admission can evict and reuse them.
     pub free_pages: [u32; FB_DENSE_GROUPS_MAX],
@@ -46,6 +46,8 @@ pub struct FbDenseCacheStats {
     pub saved: [u32; FB_DENSE_GROUPS_MAX],
     /// Gauge: free pages of the host's tier.
     pub free_host_pages: [u32; FB_DENSE_GROUPS_MAX],
+    /// Gauge: pages of the host's tier that parked sequences have for themselves: those of them that are not published.
+    pub parked_pages: [u32; FB_DENSE_GROUPS_MAX],
     /// Counter: bytes of pages that were copied to the host's tier.
     pub bytes_down: u64,
     /// Counter: bytes of pages that came back from it.
@@ -54,7 +56,7 @@ pub struct FbDenseCacheStats {
     pub steps: u64,
 }
 
-// SAFETY: words, twenty-four of 4 bytes between words of 8.
+// SAFETY: words, twenty-eight of 4 bytes between words of 8.
 unsafe impl Plain for FbDenseCacheStats {}
 impl Versioned for FbDenseCacheStats {
     const NAME: &'static str = "fb_dense_cache_stats";
@@ -217,12 +219,13 @@ impl FbDense {
             sequences: now.sequences,
             free_sequences: now.free_sequences,
             steps_in_flight: now.steps_in_flight,
-            reserved: 0,
+            parked: now.parked,
             free_pages: now.free_pages,
             published: tiers(|tier| tier.published),
             unused: tiers(|tier| tier.unused),
             saved: tiers(|tier| tier.saved),
             free_host_pages: tiers(|tier| tier.free_host_pages),
+            parked_pages: tiers(|tier| tier.parked),
             bytes_down: now.bytes_down,
             bytes_up: now.bytes_up,
             steps: now.steps,

@@ -106,8 +106,10 @@ pub struct FbDenseConfig {
     pub memory: u32,
     /// Optional: the NUMA node of the host's tier, plus 1. Default: any node.
     pub numa_node: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// Optional: layers whose pages come back from the host together. A step may then compute its first layers while
+    /// the pages of later ones still come: it must call fb_dense_arrived in front of each layer. Default: all layers,
+    /// for which fb_dense_prepare waits. Not with FB_DENSE_PAGE_FIRST, where a page comes back in one piece.
+    pub bring_layers: u32,
 }
 
 // SAFETY: words and pointers, which are words; an even number of 4 bytes wherever one of 8 follows or the end.
@@ -210,9 +212,6 @@ impl FbDenseConfig {
     /// # Safety
     /// `layers` of each of the groups is null, or has as many numbers as stated.
     pub(crate) unsafe fn declare(&self) -> Result<Config> {
-        if self.reserved != 0 {
-            return Err(refuse("reserved", self.reserved).hint("pass 0"));
-        }
         // SAFETY: the same contract.
         let shape = unsafe { self.shape() }?;
         let (memory, overcommit) = memory(self.memory, self.numa_node)?;
@@ -225,6 +224,7 @@ impl FbDenseConfig {
             runs: one_of("runs", self.runs, Runs::Apart, Runs::Together)?,
             width: one_of("width", self.width, Width::I64, Width::I32)?,
             save: one_of("save", self.save, Save::Published, Save::Evicted)?,
+            bring_layers: self.bring_layers,
             host_pages: if host_pages.iter().all(|pages| *pages == 0) { Vec::new() } else { host_pages },
             batch,
             step_tokens: or(self.step_tokens, step_tokens),

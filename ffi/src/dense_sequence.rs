@@ -131,6 +131,64 @@ pub unsafe extern "C" fn fb_dense_truncate(
     })
 }
 
+/// Parks a sequence: its rows go to the host's tier, and its device pages are free for others when the call returns.
+/// `accepted` is how many rows of its last step count, as in fb_dense_prepare; the others are rejected. fb_dense_resume
+/// brings it back. Until then it can be extended and closed. `stream` copies the pages that have no copy on the host
+/// yet; it is as for fb_dense_close. `ticket` may be NULL; otherwise it receives the ticket of these copies. Nothing
+/// needs to wait for it.
+///
+/// FB_INVALID_STATE for a sequence that is parked, or whose step failed (truncate it first). FB_BUSY while work of the
+/// sequence is in flight. FB_DEVICE_FAILED if that work failed. FB_OUT_OF_RANGE for more accepted rows than landed, and
+/// for a length whose sliding window was given back: accept all rows of a prompt's chunk. FB_EXHAUSTED names the host
+/// pages with their group. After any of these nothing has changed. If the device refuses the copies, the sequence is
+/// parked even so: the next call that names a stream enqueues them.
+///
+/// # Safety
+/// `ticket` is NULL or has room for the result. `stream` is as for fb_dense_close.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_dense_park(
+    dense: *mut FbDense,
+    sequence: u64,
+    accepted: u32,
+    stream: *mut c_void,
+    ticket: *mut *mut FbTicket,
+) -> FbStatus {
+    change(dense, |dense| {
+        // SAFETY: this call's contract.
+        let wanted = unsafe { ticket::wanted(ticket) }?;
+        let sequence = dense.sequence(sequence)?;
+        let ended = dense.cache.park(sequence, accepted, cast::stream(stream))?;
+        wanted.give(ended, &dense.tenant);
+        Ok(())
+    })
+}
+
+/// Resumes a parked sequence: takes the device pages that it will need, and brings its rows back on `stream`. Its steps
+/// wait for them on the device, as those of fb_dense_open_shared do; it may enter any micro-batch. `ticket` may be
+/// NULL; otherwise it receives a ticket that ends when all of its pages are there. FB_INVALID_STATE for a sequence that
+/// is not parked. FB_EXHAUSTED names the device pages with their group. After any of these nothing has changed. If the
+/// device refuses the call half-way, the sequence stays parked and keeps the device pages that it has taken: resume it
+/// again, or close it.
+///
+/// # Safety
+/// `ticket` is NULL or has room for the result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_dense_resume(
+    dense: *mut FbDense,
+    sequence: u64,
+    stream: *mut c_void,
+    ticket: *mut *mut FbTicket,
+) -> FbStatus {
+    change(dense, |dense| {
+        // SAFETY: this call's contract.
+        let wanted = unsafe { ticket::wanted(ticket) }?;
+        let sequence = dense.sequence(sequence)?;
+        let ended = dense.cache.resume(sequence, cast::stream(stream))?;
+        wanted.give(ended, &dense.tenant);
+        Ok(())
+    })
+}
+
 /// Reads the lengths of a sequence, in tokens, as far as the host has them.
 ///
 /// # Safety

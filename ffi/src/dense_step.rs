@@ -1,4 +1,4 @@
-//! The calls of one step of a dense cache: prepare, finish, abandon, retire.
+//! The calls of one step of a dense cache: prepare, arrived, finish, abandon, retire.
 //!
 //! Step numbers are as in `step`, and batch rows are the same struct. Nothing here allocates.
 
@@ -93,9 +93,28 @@ pub unsafe extern "C" fn fb_dense_prepare(
     })
 }
 
+/// Makes `stream` wait until the pages of the step's sequences are on the device in `layer` and all layers before it.
+/// Call it in front of each layer's attention, on the stream that computes it. It costs nothing while no pages are
+/// coming back, and without `bring_layers` of fb_dense_config, where fb_dense_prepare has waited for all layers. A graph
+/// that is being captured cannot wait for a copy outside of it: for a captured step call this for the last layer,
+/// before the graph is launched. FB_OUT_OF_RANGE for an unknown layer, FB_INVALID_STATE for a finished step.
+#[unsafe(no_mangle)]
+pub extern "C" fn fb_dense_arrived(
+    dense: *mut FbDense,
+    step: FbStep,
+    layer: u32,
+    stream: *mut c_void,
+) -> FbStatus {
+    change(dense, |dense| {
+        let place = dense.place(step)?;
+        dense.cache.arrived(&dense.open[place], layer, cast::stream(stream))
+    })
+}
+
 /// Ends the enqueueing of a step. `stream` must be ordered after everything that the engine has enqueued for the step:
 /// pages and tensors may be used for other rows once the stream has passed this call. FB_INVALID_STATE for a finished
-/// step, FB_CLOSED for one that is not this cache's. If the device refuses the call, call it again.
+/// step and, with `bring_layers` of fb_dense_config, for one that did not call fb_dense_arrived for all layers;
+/// FB_CLOSED for one that is not this cache's. If the device refuses the call, call it again.
 #[unsafe(no_mangle)]
 pub extern "C" fn fb_dense_finish(dense: *mut FbDense, step: FbStep, stream: *mut c_void) -> FbStatus {
     change(dense, |dense| {

@@ -143,3 +143,71 @@ impl Moves {
         self.noted[group].retain(|(_, to)| *to != host);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::clock::{ClockDevice, ClockOptions};
+
+    /// Whether work that `stream` gets now is reached while other streams are held.
+    fn is_reached(clock: &ClockDevice, stream: Stream) -> bool {
+        let event = clock.event().unwrap();
+        clock.record(event, stream).unwrap();
+        clock.synchronize(event).is_ok()
+    }
+
+    #[test]
+    fn only_the_batches_that_an_event_covers_have_passed() {
+        let clock = ClockDevice::new(ClockOptions::default()).unwrap();
+        let [first, held] = [(); 2].map(|()| clock.stream().unwrap());
+        let mut line = Line::new(2, &*clock).unwrap();
+        let batch = |line: &mut Line, stream| {
+            line.begin(stream, &*clock).unwrap();
+            (0..2).for_each(|part| line.end(part, stream, &*clock).unwrap());
+        };
+        (0..3).for_each(|_| batch(&mut line, first));
+        clock.run().unwrap();
+        clock.hold(held).unwrap();
+        // More batches than events: number 3 waits for the event of number 11.
+        for _ in 3..BATCHES + 2 {
+            assert!(line.has_passed(3, &*clock));
+            batch(&mut line, held);
+        }
+        assert_eq!((line.last, line.seen), (BATCHES + 2, 3));
+        assert!(!line.has_passed(4, &*clock) && !line.has_passed(BATCHES + 2, &*clock));
+        assert!(!line.has_passed(BATCHES + 3, &*clock), "not enqueued");
+        line.wait_part(4, 0, first, &*clock).unwrap();
+        assert!(!is_reached(&clock, first));
+        clock.let_go(held).unwrap();
+        clock.run().unwrap();
+        assert!(line.has_passed(4, &*clock) && line.seen == 4);
+        assert!(line.has_passed(BATCHES + 2, &*clock));
+    }
+
+    /// A part is waited for alone, and the end of a batch covers what a refused call left of it on another stream.
+    #[test]
+    fn a_batch_comes_after_what_a_refused_call_left_of_it() {
+        let clock = ClockDevice::new(ClockOptions::default()).unwrap();
+        let [left, again, reader] = [(); 3].map(|()| clock.stream().unwrap());
+        let mut line = Line::new(2, &*clock).unwrap();
+        clock.hold(left).unwrap();
+        // The device refuses the rest of this batch.
+        line.begin(left, &*clock).unwrap();
+        line.begin(again, &*clock).unwrap();
+        (0..2).for_each(|part| line.end(part, again, &*clock).unwrap());
+        line.wait(1, reader, &*clock).unwrap();
+        assert!(!is_reached(&clock, reader));
+        clock.let_go(left).unwrap();
+        clock.run().unwrap();
+        assert!(is_reached(&clock, reader));
+        // A batch of which only the first part can end.
+        line.begin(again, &*clock).unwrap();
+        line.end(0, again, &*clock).unwrap();
+        clock.hold(again).unwrap();
+        line.end(1, again, &*clock).unwrap();
+        line.wait_part(2, 0, reader, &*clock).unwrap();
+        assert!(is_reached(&clock, reader));
+        line.wait(2, reader, &*clock).unwrap();
+        assert!(!is_reached(&clock, reader));
+    }
+}

@@ -246,7 +246,7 @@ impl Cache {
     /// Fills the page table of a group up to the last parked block.
     fn take_parked(&mut self, index: usize, group: usize) -> Result<()> {
         let Self { records, pools, moves, .. } = self;
-        let (Record { names, held, parked, after, .. }, pool) = (&mut records[index], &mut pools[group]);
+        let (Record { names, held, parked, .. }, pool) = (&mut records[index], &mut pools[group]);
         let held = &mut held[group];
         for Parked { block, .. } in parked.iter().filter(|parked| parked.group == group) {
             while held.end() < *block {
@@ -255,7 +255,8 @@ impl Cache {
             let name = names.as_ref().and_then(|names| names.used(group, *block));
             match name.and_then(|name| pool.find(&name)?.device) {
                 Some(page) => held.push(Some(page.0)),
-                None => *after = held.grow(block + 1, pool, moves)?.1.max(*after),
+                // Its copy comes after those that still read it.
+                None => drop(held.grow(block + 1, pool, moves)?),
             }
         }
         Ok(())

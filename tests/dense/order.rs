@@ -481,3 +481,26 @@ fn host_pages_of_a_resumed_sequence_are_written_after_its_copies() {
     });
     assert_eq!(found, [("saving", 1)]);
 }
+
+/// The blocks of a parked sequence come back for another one, and are shared while they come.
+#[test]
+fn a_resumed_sequence_shares_pages_that_still_come_back() {
+    let found = missed((9, 4), |rig| {
+        let first = rig.published(&IDS)?;
+        drop(rig.cache.truncate(first, 32, rig.streams[0])?);
+        rig.save(SIDE)?;
+        drop(rig.cache.park(first, 0, rig.streams[SIDE])?);
+        let others = [8, 9].map(|id| rig.open("others", &[id; 32], 60, 0));
+        for other in others {
+            rig.close(other?.0, 0)?;
+        }
+        rig.run();
+        let (_, tokens) = rig.open("bringing back", &IDS[..32], 33, SIDE)?;
+        assert_eq!((tokens, rig.cache.stats().bytes_up), (32, 1024));
+        rig.name("resuming");
+        drop(rig.cache.resume(first, rig.streams[OTHER])?);
+        assert_eq!(rig.cache.stats().bytes_up, 1024);
+        rig.step("its step", 1, first, (32, 0), 1).map(drop)
+    });
+    assert_eq!(found, [("its step", 1)]);
+}

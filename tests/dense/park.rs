@@ -176,6 +176,10 @@ fn parked_pages_stay_and_a_full_host_refuses_more() {
 /// A group with a window parks the pages of its window.
 #[test]
 fn a_window_parks_what_a_query_still_reads() {
+    let mut rig = Rig::new(Some(20), |_| {});
+    let first = rig.published(&mut Vec::new(), false);
+    // The pages before the window go with the parking.
+    assert_eq!(rig.moved(|rig| rig.park(first, 40).unwrap()), (5 * PAGE, 0));
     let mut rig = Rig::new(Some(20), |config| config.bring_layers = 1);
     let mut rows = Vec::new();
     let first = rig.published(&mut rows, false);

@@ -246,7 +246,7 @@ fn wrong_configurations_are_refused_by_the_names_of_their_fields() {
         (FbDenseConfig { width: 2, ..shape() }, "width"),
         (FbDenseConfig { save: 2, ..shape() }, "save"),
         (FbDenseConfig { memory: 16, ..shape() }, "memory"),
-        (FbDenseConfig { reserved: 1, ..shape() }, "reserved"),
+        (FbDenseConfig { layout: FB_DENSE_PAGE_FIRST, bring_layers: 1, ..shape() }, "bring_layers"),
         (FbDenseConfig { step_tokens: 5, ..shape() }, "step_tokens"),
         (FbDenseConfig { batch: 40_000, ..shape() }, "batch"),
         (FbDenseConfig { device_pages: [1, 0, 0, 0], ..shape() }, "device_pages"),

@@ -7,11 +7,11 @@ use crate::dense_prefix::*;
 use crate::dense_sequence::*;
 use crate::dense_step::*;
 
-const LAYER: [u32; 1] = [0];
+const LAYERS: [u32; 3] = [0, 1, 2];
 
 /// One layer; device pages for one sequence and one page more, and a host's tier.
 fn small() -> FbDenseConfig {
-    let group = FbDenseGroup { layers: LAYER.as_ptr(), layer_count: 1, window: 0, row_bytes: [ROW, 0] };
+    let group = FbDenseGroup { layers: LAYERS.as_ptr(), layer_count: 1, window: 0, row_bytes: [ROW, 0] };
     FbDenseConfig {
         groups: [group, zeroed(), zeroed(), zeroed()],
         group_count: 1,
@@ -25,12 +25,10 @@ fn small() -> FbDenseConfig {
     }
 }
 
-fn make_dense(device: *const FbDevice) -> *mut FbDense {
+fn make_dense(device: *const FbDevice, config: &FbDenseConfig) -> *mut FbDense {
     let (mut dense, mut text) = (null_mut(), [0; 512]);
-    let config = small();
     // SAFETY: all pointers are valid and as long as stated.
-    let status =
-        unsafe { fb_dense_create(device, &raw const config, text.as_mut_ptr(), text.len(), &raw mut dense) };
+    let status = unsafe { fb_dense_create(device, config, text.as_mut_ptr(), text.len(), &raw mut dense) };
     assert_eq!(status, FbOk, "{}", text_in(&text));
     dense
 }
@@ -103,7 +101,8 @@ fn prefill(dense: *mut FbDense, sequence: u64, from: u32, prompt: u32, mark: u8)
             let row = view.address.cast::<u8>().add(slot * ROW as usize);
             row.write_bytes(mark + (from + at) as u8, ROW as usize);
         }
-        assert_eq!(fb_dense_finish(dense, number, null_mut()), FbOk);
+        assert_eq!(fb_dense_arrived(dense, number, 0, null_mut()), FbOk, "{}", text_of(dense));
+        assert_eq!(fb_dense_finish(dense, number, null_mut()), FbOk, "{}", text_of(dense));
         let retired = fb_dense_retire(dense, &raw mut number, null_mut(), null_mut(), 0, null_mut());
         assert_eq!(retired, FbOk, "{}", text_of(dense));
         assert_eq!(fb_dense_truncate(dense, sequence, prompt, null_mut(), null_mut()), FbOk);
@@ -128,7 +127,7 @@ fn marks(dense: *const FbDense, sequence: u64, count: u32) -> Vec<u8> {
 #[test]
 fn a_published_prefix_is_found_in_both_tiers() {
     let device = host();
-    let dense = make_dense(device);
+    let dense = make_dense(device, &small());
     let ids: Vec<u32> = (0..48).map(|at| at * 3 + 1).collect();
     let prompt = tokens(&ids, &[]);
     let (status, mine) = names(dense, b"tenant", &prompt);
@@ -195,7 +194,7 @@ fn a_published_prefix_is_found_in_both_tiers() {
 #[test]
 fn invalid_tokens_make_no_names_and_publish_nothing() {
     let device = host();
-    let dense = make_dense(device);
+    let dense = make_dense(device, &small());
     let ids = [7; 65];
     let keys = [FbKey { is_set: 2, ..zeroed() }; 3];
     for (wrong, status) in [
@@ -218,6 +217,81 @@ fn invalid_tokens_make_no_names_and_publish_nothing() {
         assert_eq!(fb_dense_close(dense, plain, null_mut()), FbOk);
         assert_eq!(fb_dense_names_destroy(long), FbOk);
         assert_eq!(fb_dense_destroy(dense), FbOk);
+        assert_eq!(fb_device_destroy(device), FbOk);
+    }
+}
+
+#[test]
+fn a_parked_sequence_gives_its_pages_to_others_and_comes_back() {
+    let device = host();
+    let dense = make_dense(device, &small());
+    let none = tokens(&[], &[]);
+    let (_, nothing) = names(dense, b"", &none);
+    let (_, sequence, _) = open(dense, 40, nothing);
+    prefill(dense, sequence, 0, 40, 100);
+    let (mut ticket, mut stats) = (null_mut(), sized::<FbDenseCacheStats>());
+    // SAFETY: the results have room.
+    unsafe {
+        assert_eq!(fb_dense_resume(dense, sequence, null_mut(), null_mut()), FbInvalidState);
+        assert_eq!(fb_dense_park(dense, sequence, 1, null_mut(), null_mut()), FbOutOfRange);
+        assert_eq!(fb_dense_park(dense, 77, 0, null_mut(), null_mut()), FbClosed);
+        let parked = fb_dense_park(dense, sequence, 0, null_mut(), &raw mut ticket);
+        assert_eq!(parked, FbOk, "{}", text_of(dense));
+        assert_eq!(outcome(ticket).0, FB_TICKET_DONE);
+        assert_eq!(fb_ticket_destroy(ticket), FbOk);
+        assert_eq!(fb_dense_stats(dense, &raw mut stats), FbOk);
+        assert_eq!((stats.parked, stats.parked_pages[0], stats.free_pages[0]), (1, 3, 6));
+        assert_eq!(stats.bytes_down, 3 * u64::from(PAGE * ROW));
+    }
+    let (status, other, _) = open(dense, 56, nothing);
+    assert_eq!(status, FbOk, "{}", text_of(dense));
+    prefill(dense, other, 0, 56, 0);
+    // SAFETY: the results have room.
+    unsafe {
+        assert_eq!(fb_dense_resume(dense, sequence, null_mut(), &raw mut ticket), FbExhausted);
+        assert_eq!(fb_dense_close(dense, other, null_mut()), FbOk);
+        let resumed = fb_dense_resume(dense, sequence, null_mut(), &raw mut ticket);
+        assert_eq!(resumed, FbOk, "{}", text_of(dense));
+        assert_eq!(outcome(ticket).0, FB_TICKET_DONE);
+        assert_eq!(fb_ticket_destroy(ticket), FbOk);
+    }
+    assert_eq!(marks(dense, sequence, 40), (100..140).collect::<Vec<u8>>());
+    // SAFETY: no call is running.
+    unsafe {
+        assert_eq!(fb_dense_close(dense, sequence, null_mut()), FbOk);
+        assert_eq!(fb_dense_names_destroy(nothing), FbOk);
+        assert_eq!(fb_dense_validate(dense), FbOk, "{}", text_of(dense));
+        assert_eq!(fb_dense_destroy(dense), FbOk, "{}", text_of(dense));
+        assert_eq!(fb_device_destroy(device), FbOk);
+    }
+}
+
+#[test]
+fn a_step_waits_for_the_pages_of_each_layer() {
+    let device = host();
+    let mut config = FbDenseConfig { bring_layers: 2, ..small() };
+    config.groups[0].layer_count = 3;
+    let dense = make_dense(device, &config);
+    let (mut sequence, mut number) = (0, 0);
+    // SAFETY: the results have room.
+    unsafe {
+        assert_eq!(fb_dense_open(dense, 8, 8, &raw mut sequence), FbOk);
+        let row = FbBatchRow { sequence, accepted: 0, query_rows: 8 };
+        let begun = fb_dense_prepare(dense, 0, &raw const row, 1, null(), null_mut(), &raw mut number);
+        assert_eq!(begun, FbOk, "{}", text_of(dense));
+        assert_eq!(fb_dense_finish(dense, number, null_mut()), FbInvalidState);
+        assert_eq!(fb_dense_arrived(dense, number, 1, null_mut()), FbOk);
+        assert_eq!(fb_dense_finish(dense, number, null_mut()), FbInvalidState);
+        assert!(text_of(dense).contains("first layer 2"), "{}", text_of(dense));
+        assert_eq!(fb_dense_arrived(dense, number, 3, null_mut()), FbOutOfRange);
+        assert_eq!(fb_dense_arrived(dense, number + 1, 0, null_mut()), FbClosed);
+        assert_eq!(fb_dense_arrived(dense, number, 2, null_mut()), FbOk);
+        assert_eq!(fb_dense_finish(dense, number, null_mut()), FbOk, "{}", text_of(dense));
+        assert_eq!(fb_dense_arrived(dense, number, 2, null_mut()), FbInvalidState);
+        let retired = fb_dense_retire(dense, &raw mut number, null_mut(), null_mut(), 0, null_mut());
+        assert_eq!(retired, FbOk, "{}", text_of(dense));
+        assert_eq!(fb_dense_close(dense, sequence, null_mut()), FbOk);
+        assert_eq!(fb_dense_destroy(dense), FbOk, "{}", text_of(dense));
         assert_eq!(fb_device_destroy(device), FbOk);
     }
 }

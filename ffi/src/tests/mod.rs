@@ -221,7 +221,7 @@ fn structs_have_no_padding() {
         (size_of::<crate::dense_config::FbDenseGroup>(), 1, 4),
         (size_of::<crate::dense_config::FbDenseConfig>(), 1 + 4 * 3, 24),
         (size_of::<crate::dense_config::FbDenseCacheFootprint>(), 8, 0),
-        (size_of::<crate::dense::FbDenseCacheStats>(), 4, 24),
+        (size_of::<crate::dense::FbDenseCacheStats>(), 4, 28),
         (size_of::<crate::dense::FbDensePlane>(), 3, 2),
         (size_of::<crate::dense::FbDenseLayerView>(), 4, 2),
         (size_of::<crate::dense::FbDenseStepTensors>(), 12, 4),

@@ -37,7 +37,7 @@ fn the_sizes_that_callers_must_state_do_not_change() {
         (required::<FbRetired>(), 32),
         (required::<FbDenseConfig>(), 120),
         (required::<FbDenseCacheFootprint>(), 64),
-        (required::<FbDenseCacheStats>(), 128),
+        (required::<FbDenseCacheStats>(), 144),
         (required::<FbDenseLayerView>(), 40),
         (required::<FbDenseStepTensors>(), 112),
         (required::<FbDenseSequenceLength>(), 20),
