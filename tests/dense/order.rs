@@ -504,3 +504,26 @@ fn a_resumed_sequence_shares_pages_that_still_come_back() {
     });
     assert_eq!(found, [("its step", 1)]);
 }
+
+/// A sequence whose pages have come back is truncated inside one of them before its first step.
+#[test]
+fn the_first_step_comes_after_a_truncation_of_pages_that_came_back() {
+    let found = missed((10, 4), |rig| {
+        let first = rig.published(&IDS)?;
+        rig.save(SIDE)?;
+        rig.close(first, 0)?;
+        let others = [8, 9].map(|id| rig.open("others", &[id; 32], 60, 0));
+        for other in others {
+            rig.close(other?.0, 0)?;
+        }
+        rig.run();
+        let (third, tokens) = rig.open("bringing back", &IDS[..32], 33, SIDE)?;
+        let (_shares, shared) = rig.open("sharing", &IDS[..32], 33, SIDE)?;
+        assert_eq!((tokens, shared), (32, 32));
+        rig.run();
+        rig.name("truncating");
+        drop(rig.cache.truncate(third, 20, rig.streams[OTHER])?);
+        rig.step("its step", 0, third, (20, 0), 1).map(drop)
+    });
+    assert_eq!(found, [("its step", 1)]);
+}
