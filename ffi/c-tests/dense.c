@@ -236,6 +236,9 @@ static void forks(void) {
     (void)step_of(dense, &child, 2, 1);
     (void)step_of(dense, &parent, 2, 1);
     (void)step_of(dense, &child, 1, 0);
+    OK(dense, fb_dense_pages(dense, parent.sequence, 0, pages[0], 8, &count));
+    OK(dense, fb_dense_pages(dense, child.sequence, 0, pages[1], 8, &count));
+    CHECK(pages[0][0] == pages[1][0] && pages[0][1] != pages[1][1]);
     /* The parent waits on the host while the child goes on. */
     OK(dense, fb_dense_park(dense, parent.sequence, 1, NULL, NULL));
     parent.committed++;
@@ -244,9 +247,6 @@ static void forks(void) {
     (void)step_of(dense, &child, 1, 0);
     OK(dense, fb_dense_resume(dense, parent.sequence, NULL, NULL));
     (void)step_of(dense, &parent, 1, 0);
-    OK(dense, fb_dense_pages(dense, parent.sequence, 0, pages[0], 8, &count));
-    OK(dense, fb_dense_pages(dense, child.sequence, 0, pages[1], 8, &count));
-    CHECK(pages[0][0] == pages[1][0] && pages[0][1] != pages[1][1]);
     OK(dense, fb_dense_close(dense, parent.sequence, NULL));
     OK(dense, fb_dense_close(dense, child.sequence, NULL));
     IS(FB_CLOSED, fb_dense_close(dense, child.sequence, NULL));

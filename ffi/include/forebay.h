@@ -1070,8 +1070,10 @@ typedef struct fb_dense_config {
     uint32_t memory;
     // Optional: the NUMA node of the host's tier, plus 1. Default: any node.
     uint32_t numa_node;
-    // Must be 0.
-    uint32_t reserved;
+    // Optional: layers whose pages come back from the host together. A step may then compute its first layers while
+    // the pages of later ones still come: it must call fb_dense_arrived in front of each layer. Default: all layers,
+    // for which fb_dense_prepare waits. Not with FB_DENSE_PAGE_FIRST, where a page comes back in one piece.
+    uint32_t bring_layers;
 } fb_dense_config;
 
 // Statistics of a dense cache. A gauge describes the present; a counter only grows. Arrays have a number for each
@@ -1085,8 +1087,8 @@ typedef struct fb_dense_cache_stats {
     uint32_t free_sequences;
     // Gauge: steps between prepare and retire.
     uint32_t steps_in_flight;
-    // Always 0.
-    uint32_t reserved;
+    // Gauge: parked sequences, which `sequences` counts too.
+    uint32_t parked;
     // Gauge: device pages that a sequence may still take, or, with a sliding window, be promised. Unused published
     // pages count: admission can evict and reuse them.
     uint32_t free_pages[FB_DENSE_GROUPS_MAX];
@@ -1098,6 +1100,8 @@ typedef struct fb_dense_cache_stats {
     uint32_t saved[FB_DENSE_GROUPS_MAX];
     // Gauge: free pages of the host's tier.
     uint32_t free_host_pages[FB_DENSE_GROUPS_MAX];
+    // Gauge: pages of the host's tier that parked sequences have for themselves: those of them that are not published.
+    uint32_t parked_pages[FB_DENSE_GROUPS_MAX];
     // Counter: bytes of pages that were copied to the host's tier.
     uint64_t bytes_down;
     // Counter: bytes of pages that came back from it.
@@ -2590,6 +2594,40 @@ fb_status fb_dense_truncate(struct fb_dense *dense,
                             void *stream,
                             struct fb_ticket **ticket);
 
+// Parks a sequence: its rows go to the host's tier, and its device pages are free for others when the call returns.
+// `accepted` is how many rows of its last step count, as in fb_dense_prepare; the others are rejected. fb_dense_resume
+// brings it back. Until then it can be extended and closed. `stream` copies the pages that have no copy on the host
+// yet; it is as for fb_dense_close. `ticket` may be NULL; otherwise it receives the ticket of these copies. Nothing
+// needs to wait for it.
+//
+// FB_INVALID_STATE for a sequence that is parked, or whose step failed (truncate it first). FB_BUSY while work of the
+// sequence is in flight. FB_DEVICE_FAILED if that work failed. FB_OUT_OF_RANGE for more accepted rows than landed, and
+// for a length whose sliding window was given back: accept all rows of a prompt's chunk. FB_EXHAUSTED names the host
+// pages with their group. After any of these nothing has changed. If the device refuses the copies, the sequence is
+// parked even so: the next call that names a stream enqueues them.
+//
+// Requires:
+// `ticket` is NULL or has room for the result. `stream` is as for fb_dense_close.
+fb_status fb_dense_park(struct fb_dense *dense,
+                        uint64_t sequence,
+                        uint32_t accepted,
+                        void *stream,
+                        struct fb_ticket **ticket);
+
+// Resumes a parked sequence: takes the device pages that it will need, and brings its rows back on `stream`. Its steps
+// wait for them on the device, as those of fb_dense_open_shared do; it may enter any micro-batch. `ticket` may be
+// NULL; otherwise it receives a ticket that ends when all of its pages are there. FB_INVALID_STATE for a sequence that
+// is not parked. FB_EXHAUSTED names the device pages with their group. After any of these nothing has changed. If the
+// device refuses the call half-way, the sequence stays parked and keeps the device pages that it has taken: resume it
+// again, or close it.
+//
+// Requires:
+// `ticket` is NULL or has room for the result.
+fb_status fb_dense_resume(struct fb_dense *dense,
+                          uint64_t sequence,
+                          void *stream,
+                          struct fb_ticket **ticket);
+
 // Reads the lengths of a sequence, in tokens, as far as the host has them.
 //
 // Requires:
@@ -2651,9 +2689,20 @@ fb_status fb_dense_prepare(struct fb_dense *dense,
                            void *stream,
                            fb_step *step);
 
+// Makes `stream` wait until the pages of the step's sequences are on the device in `layer` and all layers before it.
+// Call it in front of each layer's attention, on the stream that computes it. It costs nothing while no pages are
+// coming back, and without `bring_layers` of fb_dense_config, where fb_dense_prepare has waited for all layers. A graph
+// that is being captured cannot wait for a copy outside of it: for a captured step call this for the last layer,
+// before the graph is launched. FB_OUT_OF_RANGE for an unknown layer, FB_INVALID_STATE for a finished step.
+fb_status fb_dense_arrived(struct fb_dense *dense,
+                           fb_step step,
+                           uint32_t layer,
+                           void *stream);
+
 // Ends the enqueueing of a step. `stream` must be ordered after everything that the engine has enqueued for the step:
 // pages and tensors may be used for other rows once the stream has passed this call. FB_INVALID_STATE for a finished
-// step, FB_CLOSED for one that is not this cache's. If the device refuses the call, call it again.
+// step and, with `bring_layers` of fb_dense_config, for one that did not call fb_dense_arrived for all layers;
+// FB_CLOSED for one that is not this cache's. If the device refuses the call, call it again.
 fb_status fb_dense_finish(struct fb_dense *dense,
                           fb_step step,
                           void *stream);
