@@ -7,6 +7,8 @@ mod admission;
 mod bad;
 #[path = "dense/bring.rs"]
 mod bring;
+#[path = "dense/configs.rs"]
+mod configs;
 #[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "support/device.rs"]
 mod device;

@@ -1071,7 +1071,7 @@ typedef struct fb_dense_config {
     // Optional: the NUMA node of the host's tier, plus 1. Default: any node.
     uint32_t numa_node;
     // Optional: layers whose pages come back from the host together. A step may then compute its first layers while
-    // the pages of later ones still come: it must call fb_dense_arrived in front of each layer. Default: all layers,
+    // the pages of later ones still come: it must call fb_dense_arrived before each layer. Default: all layers,
     // for which fb_dense_prepare waits. Not with FB_DENSE_PAGE_FIRST, where a page comes back in one piece.
     uint32_t bring_layers;
 } fb_dense_config;
@@ -2690,9 +2690,9 @@ fb_status fb_dense_prepare(struct fb_dense *dense,
                            fb_step *step);
 
 // Makes `stream` wait until the pages of the step's sequences are on the device in `layer` and all layers before it.
-// Call it in front of each layer's attention, on the stream that computes it. It costs nothing while no pages are
-// coming back, and without `bring_layers` of fb_dense_config, where fb_dense_prepare has waited for all layers. A graph
-// that is being captured cannot wait for a copy outside of it: for a captured step call this for the last layer,
+// Call it before each layer's attention, on the stream that computes it. It costs nothing while no pages are
+// coming back, and without `bring_layers` of fb_dense_config, where fb_dense_prepare has waited for all layers. A
+// graph that is being captured cannot wait for a copy outside of it: for a captured step call this for the last layer,
 // before the graph is launched. FB_OUT_OF_RANGE for an unknown layer, FB_INVALID_STATE for a finished step.
 fb_status fb_dense_arrived(struct fb_dense *dense,
                            fb_step step,

@@ -107,7 +107,7 @@ pub struct FbDenseConfig {
     /// Optional: the NUMA node of the host's tier, plus 1. Default: any node.
     pub numa_node: u32,
     /// Optional: layers whose pages come back from the host together. A step may then compute its first layers while
-    /// the pages of later ones still come: it must call fb_dense_arrived in front of each layer. Default: all layers,
+    /// the pages of later ones still come: it must call fb_dense_arrived before each layer. Default: all layers,
     /// for which fb_dense_prepare waits. Not with FB_DENSE_PAGE_FIRST, where a page comes back in one piece.
     pub bring_layers: u32,
 }

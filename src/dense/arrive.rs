@@ -1,7 +1,7 @@
 //! Pages that come back layer by layer, beside the first step that reads them.
 //!
 //! A step computes its layers one after the other. With [`Config::bring_layers`](crate::dense::Config::bring_layers)
-//! pages come back in the same order, some layers at a time, and the step waits in front of each layer for that layer
+//! pages come back in the same order, some layers at a time, and the step waits before each layer for that layer
 //! alone. So copies of later layers run while earlier ones compute. (SGLang does this in HiCache's layer-wise load.)
 //!
 //! Copies up are one line, and each of its batches has an event after each part (`line`). A sequence knows the batch
@@ -12,29 +12,14 @@
 //! A wait costs one call of the device, or nothing if the host has seen the end of the copies.
 
 use crate::dense::Cache;
+use crate::dense::line::Arrivals;
 use crate::device::Stream;
 use crate::error::{Error, Kind, Result};
 use crate::step::Step;
 
-/// What the open step of a micro-batch waits for.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Arrivals {
-    /// The newest batch of copies up that brings pages of the step; 0 for none.
-    number: u64,
-    /// The parts, from the first, for which some stream waits.
-    parts: u32,
-}
-
-impl Arrivals {
-    /// Those of a step whose pages come with batch `number` and earlier ones.
-    pub(super) const fn with(number: u64) -> Arrivals {
-        Arrivals { number, parts: 0 }
-    }
-}
-
 impl Cache {
     /// Makes `stream` wait until the pages of the step's sequences are on the device in `layer` and all layers before
-    /// it. Call it in front of each layer's attention, on the stream that computes it. It costs nothing if no pages are
+    /// it. Call it before each layer's attention, on the stream that computes it. It costs nothing if no pages are
     /// coming back, and without [`Config::bring_layers`](crate::dense::Config::bring_layers), where
     /// [`Cache::prepare`] has waited for all layers.
     ///
@@ -68,7 +53,7 @@ impl Cache {
             return Err(Error::new(Kind::InvalidState, "finish")
                 .at("the step did not wait for the pages of all layers")
                 .with("first layer", waited.saturating_mul(self.config.bring_layers))
-                .hint("call arrived in front of each layer, or abandon the step"));
+                .hint("call arrived before each layer, or abandon the step"));
         }
         Ok(())
     }

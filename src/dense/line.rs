@@ -112,6 +112,15 @@ impl Line {
     }
 }
 
+/// What the open step of a micro-batch waits for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Arrivals {
+    /// The newest batch of copies up that brings pages of the step; 0 for none.
+    pub(super) number: u64,
+    /// The parts, from the first, for which some stream waits.
+    pub(super) parts: u32,
+}
+
 /// All copies between the tiers.
 #[derive(Debug)]
 pub(super) struct Moves {

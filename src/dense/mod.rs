@@ -62,8 +62,7 @@ pub use prefix::{Found, Names, Opened};
 pub use shape::{GROUPS_MAX, Group, Shape};
 pub use tables::Tensors;
 
-use arrive::Arrivals;
-use line::Moves;
+use line::{Arrivals, Moves};
 use pool::Pool;
 use record::Record;
 use tables::{HostTables, Sent};
@@ -84,8 +83,9 @@ use tables::{HostTables, Sent};
 /// 4. [`retire`](Cache::retire), once the device has finished the step. It says whether the step's tokens may be used.
 ///
 /// [`fork`](Cache::fork) copies a sequence, and [`truncate`](Cache::truncate) goes back in one. [`park`](Cache::park)
-/// moves its rows to the host, until [`resume`](Cache::resume). [`close`](Cache::close) ends a sequence at any time. None of these calls waits for the device. The tensors are at fixed addresses, so a step
-/// may be a captured graph: its data changes, the graph does not.
+/// moves its rows to the host, until [`resume`](Cache::resume). [`close`](Cache::close) ends a sequence at any time.
+/// None of these calls waits for the device. The tensors are at fixed addresses, so a step may be a captured graph: its
+/// data changes, the graph does not.
 ///
 /// ```
 /// use forebay::dense::{Cache, Config, Group, Open, Shape};

@@ -21,21 +21,11 @@
 
 use crate::dense::Cache;
 use crate::dense::pool::{Need, Pool};
-use crate::dense::record::{Record, State};
+use crate::dense::record::{Parked, Record, State};
 use crate::device::{Stream, Ticket};
 use crate::error::{Error, Kind, Result};
 use crate::fallible::{reserve, vector};
 use crate::ids::Sequence;
-
-/// Where a page of a parked sequence is.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Parked {
-    pub(super) group: usize,
-    pub(super) block: u32,
-    pub(super) host: u32,
-    /// Whether the host page is the sequence's own. Otherwise it is that of the published block, and kept.
-    pub(super) own: bool,
-}
 
 impl Cache {
     /// Parks a sequence: its rows go to the host's tier, and its device pages are free for others when the call
@@ -48,10 +38,10 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is parked, or whose step failed (truncate it
     /// first); [`Kind::Busy`] while work of the sequence is in flight; [`Kind::DeviceFailed`] if that work failed;
-    /// [`Kind::OutOfRange`] for more accepted rows than landed, and for a length whose window was given back: accept all
-    /// rows of a prompt's chunk; [`Kind::Exhausted`] names the host pages with their
-    /// group. These errors change nothing. If the device refuses the copies, the sequence is parked even so: the next
-    /// call that names a stream enqueues them.
+    /// [`Kind::OutOfRange`] for more accepted rows than landed, and for a length whose window was given back: accept
+    /// all rows of a prompt's chunk; [`Kind::Exhausted`] names the host pages with their group. These errors change
+    /// nothing. If the device refuses the copies, the sequence is parked even so: the next call that names a stream
+    /// enqueues them.
     pub fn park(&mut self, sequence: Sequence, accepted: u32, stream: Stream) -> Result<Ticket> {
         self.record(sequence)?;
         self.hear();

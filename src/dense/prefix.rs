@@ -15,7 +15,7 @@
 //! back first, so a prefix outlives its continuations.
 //!
 //! **What it does not do.** When two sequences compute the same page at the same time, both keep theirs, and others
-//! find one of them.
+//! find one of them. When that one is evicted, the next [`Cache::publish`] names the other.
 
 use crate::dense::Cache;
 use crate::dense::admit::Open;
@@ -179,7 +179,7 @@ impl Cache {
         let brought = self.share_blocks(index, pages, &mut pairs, stream);
         let brought = self.unpin(index).and(brought);
         let settled = brought.and_then(|number| self.settle_coming(index, number, stream));
-        match settled.and_then(|ticket| self.name_brought(index).map(|()| ticket)) {
+        match settled.and_then(|ticket| self.name_pages(index).map(|()| ticket)) {
             Ok(ticket) => Ok(Opened { sequence, found, ticket }),
             Err(error) => {
                 self.records[index].state = State::Closing;
@@ -305,8 +305,9 @@ impl Cache {
         Ok(())
     }
 
-    /// Names the pages that come back: others may share them from now on, behind the copies.
-    fn name_brought(&mut self, index: usize) -> Result<()> {
+    /// Names the pages of a sequence whose blocks have no page on the device: those that come back, which others may
+    /// share from now on behind the copies, and those that were computed twice and whose first page was evicted since.
+    fn name_pages(&mut self, index: usize) -> Result<()> {
         let Record { names, held, .. } = &mut self.records[index];
         let Some(named) = names else { return Ok(()) };
         for (group, (held, pool)) in held.iter().zip(&mut self.pools).enumerate() {
@@ -358,6 +359,8 @@ impl Cache {
         for (ids, key) in next.pages(page_tokens).take(pages as usize) {
             self.publish_page(index, ids, key)?;
         }
+        // A page is found only where all pages before it are.
+        self.name_pages(index)?;
         self.length(sequence).map(|length| length.published)
     }
 

@@ -14,7 +14,6 @@
 
 use crate::dense::held::Held;
 use crate::dense::named::Named;
-use crate::dense::park::Parked;
 use crate::dense::pool::Need;
 use crate::device::{Outcome, Stream, Ticket};
 use crate::error::{Error, Kind, Result};
@@ -79,6 +78,16 @@ pub(super) struct Copied {
     pub(super) group: usize,
     pub(super) from: u32,
     pub(super) to: u32,
+}
+
+/// Where a page of a parked sequence is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Parked {
+    pub(super) group: usize,
+    pub(super) block: u32,
+    pub(super) host: u32,
+    /// Whether the host page is the sequence's own. Otherwise it is that of the published block, and kept.
+    pub(super) own: bool,
 }
 
 /// The work that the host has issued for it outside its steps.

@@ -3,7 +3,7 @@
 //! A step's begin on the device fills the micro-batch's tensors (`tables`). Attention and the writes of new rows are
 //! the engine's. So a step is three calls, whatever the number of layers.
 
-use crate::dense::arrive::Arrivals;
+use crate::dense::line::Arrivals;
 use crate::dense::pool::NULL_PAGE;
 use crate::dense::record::{Record, State};
 use crate::dense::{Cache, Tensors};
@@ -69,7 +69,7 @@ impl Cache {
         let coming = rows.iter().map(|row| self.records[row.sequence.index as usize].coming).max();
         // In one part, the begin has waited for it.
         let coming = coming.filter(|_| self.config.parts() > 1);
-        self.arrivals[micro_batch.index()] = Arrivals::with(coming.unwrap_or(0));
+        self.arrivals[micro_batch.index()] = Arrivals { number: coming.unwrap_or(0), parts: 0 };
         for (at, row) in rows.iter().enumerate() {
             let index = row.sequence.index as usize;
             // The step's event comes after all work that was enqueued earlier.

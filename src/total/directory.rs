@@ -26,8 +26,8 @@
 //! comes back to the device, so that its next eviction copies nothing.
 //!
 //! **Copies in flight.** While a copy reads or writes a host page, or a sequence relies on it, the caller
-//! [pins](Directory::pin) it; a pinned page is never evicted. A device page that a copy writes has a user. One that a copy reads may be evicted meanwhile: the
-//! caller orders the page's next writes behind the copy.
+//! [pins](Directory::pin) it; a pinned page is never evicted. A device page that a copy writes has a user. One that a
+//! copy reads may be evicted meanwhile: the caller orders the page's next writes behind the copy.
 //!
 //! **Cost.** Every operation takes one look-up and a few links: constant time, whatever the number of blocks. All
 //! memory is allocated at construction, [`Directory::ENTRY_BYTES`] for each page of both tiers at most.

@@ -405,3 +405,35 @@ fn copies_that_are_refused_twice_are_forgotten_with_their_host_pages() {
     }
     assert!(twice > 3, "{twice}");
 }
+
+/// Two sequences compute the same pages, and the pages of the first are evicted: those of the second are found when it
+/// publishes its next ones.
+#[test]
+fn pages_that_were_computed_twice_are_found_while_one_of_them_is_there() {
+    let (mut cache, stream) = cache(None, |config| {
+        (config.sequences, config.batch, config.device_pages) = (3, 3, vec![16]);
+    });
+    let ids: Vec<u32> = (0..96).collect();
+    let none = cache.names(b"", Tokens::new(&[])).unwrap();
+    let open = Open { prompt: 64, promised: 14 };
+    let both = [(); 2].map(|()| cache.open_shared(&open, &none, stream).unwrap().sequence);
+    for sequence in both {
+        step(&mut cache, stream, sequence, 0, 64);
+        assert_eq!(cache.publish(sequence, 0, Tokens::new(&ids[..64])).unwrap(), 64);
+    }
+    let names = cache.names(b"", Tokens::new(&ids)).unwrap();
+    assert_eq!(cache.find(&names).tokens, 64);
+    cache.close(both[0], stream).unwrap();
+    // Another one takes all ten pages that are free or evicted.
+    let other = cache.open(&Open { prompt: 150, promised: 8 }).unwrap();
+    assert_eq!((cache.stats().free_pages[0], cache.find(&names).tokens), (0, 0));
+    for accepted in [64, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1] {
+        step(&mut cache, stream, both[1], accepted, 1);
+    }
+    assert_eq!(cache.publish(both[1], 64, Tokens::new(&ids[64..77])).unwrap(), 64);
+    assert_eq!(cache.find(&names).tokens, 64);
+    cache.validate().unwrap();
+    cache.close(other, stream).unwrap();
+    cache.close(both[1], stream).unwrap();
+    cache.validate().unwrap();
+}

@@ -2,8 +2,8 @@
 //! written, and at the end every page is free.
 //!
 //! A life has everything: prefixes found on the device and on the host, a fork, truncations, steps, saving, publishing,
-//! parking, closing. Each of its calls of the device is refused in a run of its own. A refused call of the cache is made again,
-//! or its sequence closed, by the number of the run.
+//! parking, closing. Each of its calls of the device is refused in a run of its own. A refused call of the cache is
+//! made again, or its sequence closed, by the number of the run.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
