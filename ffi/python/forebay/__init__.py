@@ -14,6 +14,8 @@ package copies no tensor, and rejects a tensor that does not fit before it write
 compute. Their calls that meet other ranks, share, verify, commit or move memory wait, and say so; those of a step do
 not.
 
+`forebay.dense` is the cache of models without sparse attention, whose attention reads every row.
+
 `forebay.flashmla` makes index tensors and block tables for attention kernels; `forebay.prometheus` is a collector.
 """
 
@@ -58,6 +60,8 @@ from .step import Buffers, LayerCount, Retired, Step
 from .trace import Header, RequestWriter, SelectionTrace, TraceRecorder, TraceWriter
 from .update import Outcome, Update
 from .weights import LayerWeights, Weights
+# Last, because it uses modules of above.
+from . import dense
 
 __version__ = _version()
 __all__ = [
@@ -68,5 +72,5 @@ __all__ = [
     "OutOfMemory", "OutOfRange", "Outcome", "Overflow", "Page", "PeerLost", "Planned", "Prices", "Replica",
     "Replication", "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Share", "Stats", "Step",
     "Stream", "Table", "Tensor", "Ticket", "TimedOut", "TraceRecorder", "TraceWriter", "Unsupported", "Update",
-    "WeightBytes", "Weights", "footprint", "plan",
+    "WeightBytes", "Weights", "dense", "footprint", "plan",
 ]  # fmt: skip

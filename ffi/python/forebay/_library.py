@@ -59,6 +59,7 @@ def fail(status: int, handle: Any) -> NoReturn:
 def _refusal(status: int, handle: Any) -> str:
     """The message for a handle that refused a call, which leaves no text."""
     name = ffi.typeof(handle).item.cname.rpartition("fb_")[2]
+    name = "dense cache" if name == "dense" else name
     why = {
         lib.FB_CLOSED: "it was closed, or belongs to the process that this one was forked from: make a new one",
         lib.FB_BUSY: "another call is inside it, of another thread or around this callback; call when it has returned",

@@ -12,8 +12,6 @@ that hands them over until that work has ended, whatever happens to the call, th
 
 from __future__ import annotations
 
-import operator
-import struct
 import weakref
 from types import TracebackType
 from typing import Any, Callable, Iterable, NamedTuple, Sequence as Many
@@ -27,16 +25,12 @@ from .device import Device, HostMemory, end_left, give_up
 from .config import SLOT_BLOCK, Info, Share, declare, set_budget, set_fields
 from .errors import InvalidArgument, counted
 from .overlap import Captured, EngineCall, Layers
-from .record import CacheHandle, InFlight
-from .sequence import BRING_UP, Sequence, TokenKeys, tokens_of
+from .lifetime import CacheBase
+from .record import SPARSE, CacheHandle, InFlight
+from .sequence import BRING_UP, Sequence, TokenKeys, salt_of, tokens_of
 from .shape import Shape
 from .step import Step
 from .tensors import HOST, index, words
-
-# The most lines of fallbacks that are read, and their length.
-_FALLBACKS_MOST = 1 << 12
-_LINE_BYTES = 512
-_ON_DEVICE = lib.FB_ACCEPTED_ON_DEVICE
 
 
 class Stats(NamedTuple):
@@ -84,7 +78,7 @@ class Stats(NamedTuple):
     parked: int
 
 
-class Cache:
+class Cache(CacheBase):
     """One model's cache on one device; a context manager that closes itself.
 
     A device keeps the memory that its caches have taken until the device ends, so successive caches need a device each.
@@ -128,6 +122,8 @@ class Cache:
         info: the configuration and the sizes that follow from it, as the library has them.
         batch, query_rows: as given.
     """
+
+    _sequences = Sequence
 
     def __init__(
         self,
@@ -188,7 +184,7 @@ class Cache:
             | (lib.FB_MEMORY_OVERCOMMIT if overcommit else 0)
         )
         end_left()
-        self._record, text = CacheHandle(device._handle), new_text()
+        self._record, text = CacheHandle(device._handle, SPARSE), new_text()
         self._closer = weakref.finalize(self, give_up, self._record)
         # At the interpreter's end `CacheHandle.at_exit` waits.
         self._closer.atexit = False
@@ -243,28 +239,19 @@ class Cache:
         """
         self._record.make_up()
         config, _table = self._open_config(prompt, promised, ratio, slots, bring_up)
-        shared = ffi.new("uint32_t *")
         if tokens is None:
             if keys is not None or salt:
                 raise InvalidArgument("tokens", "None together with keys or a salt", "the prompt's token ids")
-            return self._opened(lambda number: lib.fb_open(self._pointer, config, number), shared)
+            return self._opened(
+                lambda number: int(lib.fb_open(self._pointer, config, number)), lambda number: Sequence(self, number)
+            )
         named, _keep = tokens_of(tokens, keys)
-        salt = _salt(salt)
+        salt = salt_of(salt)
+        shared = ffi.new("uint32_t *")
         return self._opened(
-            lambda number: lib.fb_open_shared(self._pointer, config, named, salt, len(salt), number, shared), shared
+            lambda number: int(lib.fb_open_shared(self._pointer, config, named, salt, len(salt), number, shared)),
+            lambda number: Sequence(self, number, shared[0]),
         )
-
-    def _opened(self, call: Callable[[Any], Any], shared: Any = (0,)) -> Sequence:
-        """The sequence that a call opens. It is closed again if an exception occurs in between."""
-        number = ffi.new("uint64_t *")
-        try:
-            check(call(number), self._pointer)
-            return Sequence(self, number[0], shared[0])
-        except BaseException:
-            if number[0]:
-                self._record.sequences.add(number[0])
-                self._record.forget_sequence(number[0])
-            raise
 
     def _open_config(
         self, prompt: int, promised: int, ratio: float | None, slots: int | Many[int] | None, bring_up: str
@@ -287,7 +274,7 @@ class Cache:
             Closed, Busy.
         """
         named, _keep = tokens_of(tokens, keys)
-        salt = _salt(salt)
+        salt = salt_of(salt)
         shared = ffi.new("uint32_t *")
         check(lib.fb_find_shared(self._pointer, named, salt, len(salt), shared), self._pointer)
         return int(shared[0])
@@ -317,73 +304,17 @@ class Cache:
             InvalidConfig, OutOfRange, Closed: the message names the row.
         """
         self._record.make_up()
-        try:
-            given = list(rows)
-        except TypeError as error:
-            raise InvalidArgument("rows", type(rows).__name__, "(sequence, accepted, query rows) a row") from error
-        table, widest = self._packed(given) or self._checked(given)
+        table, count, widest = self._rows(rows)
         config = sized("fb_step_config")
-        config.rows, config.row_count = table, len(given)
+        config.rows, config.row_count = table, count
         config.query_rows = widest
         set_fields(config, {"query_rows": query_rows, "micro_batch": micro_batch})
         on = self.device.stream_of(stream)
         in_flight = InFlight(on)
         if accepted is not None:
-            counts = self._counts(accepted)
-            config.accepted = ffi.cast("uint32_t *", counts)
-            in_flight.held.append((accepted, counts))
-        try:
-            self._record.steps[in_flight] = None
-            step = Step(self, in_flight, len(given), config.query_rows)
-            check(lib.fb_prepare(self._pointer, config, on, in_flight.number), self._pointer)
-            step._number = in_flight.number[0]
-            return step
-        except BaseException:
-            self._record.forget_step(in_flight)
-            raise
-
-    def _packed(self, given: list[tuple[Sequence, int | None, int]]) -> tuple[Any, int] | None:
-        """The rows of a batch as the library has them, and the widest; None if one of them is wrong.
-
-        Every step looks at each of its hundreds of rows, so one call packs all of them.
-        """
-        words: list[Any] = []
-        widest = 0
-        try:
-            for sequence, taken, width in given:
-                if type(sequence) is not Sequence or sequence.cache is not self:
-                    return None
-                words += (sequence._number, _ON_DEVICE if taken is None else taken, width)
-                if width > widest:
-                    widest = width
-            return ffi.from_buffer("fb_batch_row[]", struct.pack("QII" * len(given), *words)), widest
-        except (TypeError, ValueError, struct.error):
-            return None
-
-    def _checked(self, given: list[tuple[Sequence, int | None, int]]) -> tuple[Any, int]:
-        """The same, with an error that names the row."""
-        table = ffi.new("fb_batch_row[]", len(given))
-        widest = 0
-        for index, row in enumerate(given):
-            try:
-                sequence, taken, width = row
-                if type(sequence) is not Sequence or sequence.cache is not self:
-                    raise InvalidArgument(f"rows[{index}]", repr(sequence), "a sequence of this cache")
-                entry = table[index]
-                entry.sequence = sequence._number
-                entry.accepted = _ON_DEVICE if taken is None else operator.index(taken)
-                entry.query_rows = operator.index(width)
-            except InvalidArgument:
-                raise
-            except (TypeError, ValueError, OverflowError) as error:
-                raise InvalidArgument(f"rows[{index}]", repr(row), "(sequence, accepted, query rows)") from error
-            widest = max(widest, width)
-        return table, widest
-
-    def _counts(self, accepted: Tensor) -> Any:
-        if isinstance(accepted, np.ndarray) and accepted.dtype == np.uint32:
-            accepted = accepted.view(np.int32)
-        return words(accepted, "accepted", (self.batch,), self.device.place, False)
+            config.accepted = self._counts(accepted, in_flight)
+        step = Step(self, in_flight, count, config.query_rows)
+        return self._begin(step, lambda number: int(lib.fb_prepare(self._pointer, config, on, number)))
 
     def reap(self, stream: Any = None) -> int:
         """Releases what ended work still holds: closed sequences, and whatever the program forgot.
@@ -501,15 +432,7 @@ class Cache:
         Raises:
             Busy, Closed.
         """
-        lines: list[str] = []
-        text = ffi.new("char[]", _LINE_BYTES)
-        while len(lines) < _FALLBACKS_MOST:
-            status = lib.fb_cache_fallback(self._pointer, len(lines), text, _LINE_BYTES)
-            if status == lib.FB_OUT_OF_RANGE:
-                break
-            check(status, self._pointer)
-            lines.append(ffi.string(text).decode("utf-8", "replace"))
-        return lines
+        return self._lines(lambda *given: int(lib.fb_cache_fallback(self._pointer, *given)))
 
     def watch(self, left: Callable[[Stats], object]) -> None:
         """Calls `left` with the statistics whenever a step is retired, on the thread that retires it.
@@ -643,9 +566,3 @@ class Cache:
     def __repr__(self) -> str:
         state = "closed" if self.closed else counted(len(self._record.sequences), "sequence")
         return f"<forebay.Cache on {self.device.place}: {state}>"
-
-
-def _salt(salt: bytes) -> bytes:
-    if not isinstance(salt, bytes):
-        raise InvalidArgument("salt", type(salt).__name__, "bytes")
-    return salt

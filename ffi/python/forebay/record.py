@@ -1,5 +1,7 @@
 """A cache's record: its C handle, the objects that must end before it, and the tensors that its enqueued work uses.
 
+Caches of every kind have one: `Calls` has the C calls by which a kind ends what belongs to it.
+
 The record outlives the cache object, and has each step from before the step is prepared. Whatever exception occurs, the
 record keeps what a stream still uses (`forebay.keep`).
 """
@@ -10,10 +12,11 @@ import ctypes
 import time
 import warnings
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._library import NULL, ffi, lib, status_text
 from .device import DeviceHandle, alive
+from .handle import Handle
 from .keep import Kept
 
 if TYPE_CHECKING:
@@ -21,6 +24,34 @@ if TYPE_CHECKING:
 
 # The interpreter's end waits 2 seconds for another thread's call.
 _TURNS_AT_EXIT, _TURN_AT_EXIT = 200, 0.01
+
+
+class Calls(NamedTuple):
+    """The C calls of one kind of cache that end what belongs to it."""
+
+    # The handle's type, and what ends it.
+    kind: str
+    destroy: Any
+    # Of the cache, a stream, and room for the number of closed sequences that still wait.
+    reap: Any
+    # Of the cache, a sequence's number and a stream.
+    close: Any
+    # Of the cache and a step's number; finish takes a stream too.
+    abandon: Any
+    finish: Any
+    # Retires a step without reading its report, and takes what else the call wants.
+    retire: Any
+    nowhere: tuple[Any, ...]
+
+
+SPARSE = Calls(
+    "fb_cache", lib.fb_cache_destroy, lib.fb_cache_reap, lib.fb_close, lib.fb_abandon, lib.fb_finish, lib.fb_retire,
+    (NULL,),
+)  # fmt: skip
+DENSE = Calls(
+    "fb_dense", lib.fb_dense_destroy, lib.fb_dense_reap, lib.fb_dense_close, lib.fb_dense_abandon,
+    lib.fb_dense_finish, lib.fb_dense_retire, (NULL, 0, NULL),
+)  # fmt: skip
 
 
 class InFlight:
@@ -39,13 +70,12 @@ class InFlight:
         self.held = Kept()
 
 
-class CacheHandle:
+class CacheHandle(Handle):
     """The C handle, the objects that must end before it, and the tensors that its enqueued work uses."""
 
-    def __init__(self, device: DeviceHandle) -> None:
-        # The library writes the handle here.
-        self.made = ffi.new("fb_cache **")
-        self.device, self.later = device, device.later
+    def __init__(self, device: DeviceHandle, calls: Calls) -> None:
+        super().__init__(calls.kind, calls.destroy, device, device.later)
+        self.calls = calls
         self.sequences: set[int] = set()
         # In the order in which they were prepared.
         self.steps: dict[InFlight, None] = {}
@@ -53,11 +83,6 @@ class CacheHandle:
         self.joins: dict[Ticket, tuple[int, Any]] = {}
         # Sequences and steps that the program forgot.
         self.forgotten: deque[int | InFlight] = deque()
-
-    def enter(self) -> None:
-        """Called before the handle is made: the handle needs the device, and the end of the interpreter ends it."""
-        alive[self] = None
-        self.device.enter(self)
 
     @property
     def pointer(self) -> Any:
@@ -101,9 +126,9 @@ class CacheHandle:
         return [ticket for ticket, (of, _held) in list(self.joins.items()) if of == number and not ticket._is_made]
 
     def reap(self, stream: Any, waiting: Any) -> int:
-        """Calls `fb_cache_reap` and returns its status. When no closed sequence waits any more, none has work left."""
+        """Reaps the cache and returns its status. When no closed sequence waits any more, none has work left."""
         closed = [ticket for ticket, (of, _held) in list(self.joins.items()) if of not in self.sequences]
-        status = int(lib.fb_cache_reap(self.pointer, stream, waiting))
+        status = int(self.calls.reap(self.pointer, stream, waiting))
         if status == 0 and waiting[0] == 0:
             for ticket in closed:
                 self.joins.pop(ticket, None)
@@ -112,7 +137,7 @@ class CacheHandle:
     def _end_sequence(self, number: int) -> bool:
         """Closes a sequence; returns whether it is closed."""
         if number in self.sequences:
-            if lib.fb_close(self.pointer, number, NULL) not in (0, lib.FB_CLOSED):
+            if self.calls.close(self.pointer, number, NULL) not in (0, lib.FB_CLOSED):
                 # It is unchanged, and the device may still read its tensors.
                 return False
             self.sequences.discard(number)
@@ -127,10 +152,10 @@ class CacheHandle:
             # A stream that was returned orders nothing any more.
             stream = step.stream if int(ffi.cast("uintptr_t", step.stream)) in self.device.streams else NULL
             if not step.finished:
-                lib.fb_abandon(self.pointer, number)
-                if lib.fb_finish(self.pointer, number, stream) == 0:
+                self.calls.abandon(self.pointer, number)
+                if self.calls.finish(self.pointer, number, stream) == 0:
                     step.stream, step.finished = stream, True
-            if lib.fb_retire(self.pointer, step.number, stream, NULL) == lib.FB_BUSY:
+            if self.calls.retire(self.pointer, step.number, stream, *self.calls.nowhere) == lib.FB_BUSY:
                 return False
         self.steps.pop(step, None)
         return True
@@ -146,12 +171,12 @@ class CacheHandle:
             self.device.leave(self)
             alive.pop(self, None)
             return True
-        if lib.fb_cache_reap(self.pointer, NULL, NULL) == lib.FB_BUSY:
+        if self.calls.reap(self.pointer, NULL, NULL) == lib.FB_BUSY:
             return False
-        status = self._destroy()
+        status = self._end_all()
         if status == lib.FB_BUSY and wait:
             self.device.wait()
-            status = self._destroy()
+            status = self._end_all()
         if status == lib.FB_BUSY:
             return False
         # Each of these can be repeated after an exception in between.
@@ -163,14 +188,14 @@ class CacheHandle:
             warnings.warn(f"a cache could not be ended: {status_text(status)}", ResourceWarning, stacklevel=2)
         return True
 
-    def _destroy(self) -> int:
+    def _end_all(self) -> int:
         for step in list(self.steps):
             self.end_step(step)
         for number in tuple(self.sequences):
-            if lib.fb_close(self.pointer, number, NULL) != lib.FB_BUSY:
+            if self.calls.close(self.pointer, number, NULL) != lib.FB_BUSY:
                 self.sequences.discard(number)
-        lib.fb_cache_reap(self.pointer, NULL, NULL)
-        return int(lib.fb_cache_destroy(self.pointer))
+        self.calls.reap(self.pointer, NULL, NULL)
+        return int(self.calls.destroy(self.pointer))
 
     def at_exit(self) -> None:
         """Called at the end of the interpreter. A daemon thread may be inside the cache, and a thread that returns to

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-from types import TracebackType
 from typing import Any, NamedTuple, Optional, Sequence as Many, Union
 
 import numpy as np
@@ -15,6 +13,7 @@ from .config import set_budget
 from .dlpack import Placed
 from .errors import InvalidArgument, counted, error_of
 from .keep import NOT_LET_IN
+from .lifetime import SequenceBase
 from .tensors import BYTES_MAX, HOST, checked, describe, index, look, words
 
 TokenKeys = Optional[Many[Union[bytes, None]]]
@@ -89,7 +88,7 @@ class Ticket:
         return names[outcome[0]], int(status[0])
 
 
-class Sequence:
+class Sequence(SequenceBase):
     """A sequence of a cache; a context manager that closes itself. `Cache.open` and `fork` make it.
 
     Attributes:
@@ -97,16 +96,11 @@ class Sequence:
         shared: tokens of its prompt in shared published pages; `append` continues after them.
     """
 
+    cache: _cache.Cache
+
     def __init__(self, cache: _cache.Cache, number: int, shared: int = 0) -> None:
-        self.cache = cache
+        super().__init__(cache, number)
         self.shared = int(shared)
-        self._number = number
-        self._pointer = cache._pointer
-        record = cache._record
-        record.sequences.add(number)
-        self._forget = weakref.finalize(self, record.forget_sequence, number)
-        # At the interpreter's end its cache ends it.
-        self._forget.atexit = False
 
     def append(self, layer: int, rows: Tensor) -> None:
         """Appends prompt rows to one layer. Layers fill independently, each in token order.
@@ -320,7 +314,8 @@ class Sequence:
         self.cache._record.make_up()
         on, ticket = self.cache.device.stream_of(stream), Ticket()
         child = self.cache._opened(
-            lambda number: lib.fb_fork(self._pointer, self._number, config, on, number, ticket._made),
+            lambda number: int(lib.fb_fork(self._pointer, self._number, config, on, number, ticket._made)),
+            lambda number: Sequence(self.cache, number),
         )
         return child, ticket
 
@@ -474,39 +469,6 @@ class Sequence:
         check(lib.fb_digest(self._pointer, self._number, digest), self._pointer)
         return int(digest[0])
 
-    def close(self, stream: Any = None) -> None:
-        """Ends the sequence, also as an abort; idempotent. Its pages, slots and lane become free when its last step is
-        retired. In a forked child it is already closed.
-
-        Raises:
-            Busy: another call is inside its cache; the sequence stays open.
-            InvalidArgument: the stream.
-        """
-        if not self._forget.alive:
-            return
-        if not self.cache.closed:
-            status = lib.fb_close(self._pointer, self._number, self.cache.device.stream_of(stream))
-            if status != lib.FB_CLOSED:
-                check(status, self._pointer)
-        self._forget.detach()
-        self.cache._record.sequences.discard(self._number)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the sequence or its cache was closed."""
-        return not self._forget.alive or self.cache.closed
-
-    def __enter__(self) -> Sequence:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<forebay.Sequence {self._number:#x}{' closed' if self.closed else ''}>"
-
 
 def tokens_of(tokens: Any, keys: TokenKeys) -> tuple[Any, tuple[Any, ...]]:
     """An fb_tokens, and the objects that must live as long.
@@ -539,3 +501,14 @@ def tokens_of(tokens: Any, keys: TokenKeys) -> tuple[Any, tuple[Any, ...]]:
             ffi.memmove(table[index].bytes, key, _KEY_BYTES)
         named.keys, named.key_count = table, len(keys)
     return named, (ids, words_, table)
+
+
+def salt_of(salt: bytes) -> bytes:
+    """A salt as C takes it.
+
+    Raises:
+        InvalidArgument: it is something else.
+    """
+    if not isinstance(salt, bytes):
+        raise InvalidArgument("salt", type(salt).__name__, "bytes")
+    return salt

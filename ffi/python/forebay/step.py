@@ -11,7 +11,6 @@ ended. It does so from before the call, even if the call is interrupted or the p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -19,7 +18,8 @@ import numpy as np
 from . import cache as _cache
 from ._library import NULL, check, fail, ffi, lib, sized
 from .arrays import Tensor
-from .errors import Busy, Closed, InvalidArgument, InvalidState, counted
+from .errors import InvalidArgument, counted
+from .lifetime import StepBase
 from .record import InFlight
 from .tensors import index, look, words
 
@@ -134,7 +134,7 @@ class Buffers:
         buffers.batch = self.rows if self._lists else 0
 
 
-class Step:
+class Step(StepBase):
     """A step of a cache: open until it is finished, in flight until it is retired. `Cache.prepare` makes it.
 
     As a context manager it abandons the step if the body raises, and finishes it otherwise. If its work has ended by
@@ -150,22 +150,15 @@ class Step:
         retired: what the step did, once it is retired.
     """
 
-    __slots__ = (
-        "cache", "rows", "query_rows", "retired", "_number", "_pointer", "_stream", "_shape", "_place", "_later",
-        "_in_flight", "_held", "_finished",
-    )  # fmt: skip
+    __slots__ = ("query_rows", "retired", "_shape", "_place")
+    cache: _cache.Cache
 
     def __init__(self, cache: _cache.Cache, in_flight: InFlight, rows: int, query_rows: int) -> None:
-        self.cache, self.rows, self.query_rows = cache, rows, query_rows
+        super().__init__(cache, in_flight, rows)
+        self.query_rows = query_rows
         self.retired: Retired | None = None
-        # Not 0 from prepare to retire.
-        self._number = 0
-        self._pointer, self._stream = cache._pointer, in_flight.stream
         self._shape = (rows, query_rows, cache.info.top_k)
-        self._place, self._later = cache.device.place, cache.device.later
-        # The cache's record has it too, and outlives the step.
-        self._in_flight, self._held = in_flight, in_flight.held
-        self._finished = False
+        self._place = cache.device.place
 
     def layer(self, layer: int, selection: Tensor | Buffers, slots: Tensor | None = None, stream: Any = None) -> None:
         """Resolves a layer's selection (top-k indices) and gathers the rows that miss.
@@ -313,24 +306,7 @@ class Step:
             InvalidArgument: the stream.
             Closed.
         """
-        on = self._stream if stream is None else self.cache.device.stream_of(stream)
-        one = self._in_flight
-        before, one.stream, one.finishing = one.stream, on, True
-        status = lib.fb_finish(self._pointer, self._number, on)
-        if status:
-            one.stream, one.finishing = before, False
-            fail(status, self._pointer)
-        self._finished = one.finished = True
-
-    def abandon(self) -> None:
-        """Gives up the step. It must still be finished and retired; `retire` then raises Cancelled, and its sequences
-        need `truncate` or `close`.
-
-        Raises:
-            InvalidState: the step is finished.
-            Closed.
-        """
-        check(lib.fb_abandon(self._pointer, self._number), self._pointer)
+        self._finish(stream)
 
     def retire(self, stream: Any = None, *, wait: bool = False) -> Retired:
         """Ends the step when its work has ended. An open step is finished first, on the stream on which it was
@@ -346,37 +322,14 @@ class Step:
                 ended all the same.
             Closed: the step was already retired.
         """
-        on = self._stream if stream is None else self.cache.device.stream_of(stream)
-        if not self._number:
-            raise Closed("retire: the step was retired")
-        if not self._finished:
-            self._finish_once()
-        if wait and self._later:
-            device = self.cache.device._handle.pointer
-            check(lib.fb_stream_wait(device, self._in_flight.stream), device)
         retired = sized("fb_retired")
-        status = lib.fb_retire(self._pointer, self._in_flight.number, on, retired)
-        if not self._in_flight.number[0]:
-            self.cache._record.steps.pop(self._in_flight, None)
-            self._number = 0
-            self._held.clear()
-        check(status, self._pointer)
+        self._retire(stream, wait, lambda number, on: int(lib.fb_retire(self._pointer, number, on, retired)))
         self.retired = Retired(retired.step, retired.hits, retired.misses, *self._report())
         if self.cache._watchers:
             stats = self.cache.stats()
             for left in self.cache._watchers:
                 left(stats)
         return self.retired
-
-    def _finish_once(self) -> None:
-        """Finishes the step, unless an interrupted call of `finish` has already done so."""
-        began, stream = self._in_flight.finishing, self._in_flight.stream
-        try:
-            self.finish()
-        except InvalidState:
-            if not began:
-                raise
-            self._in_flight.stream = stream
 
     def _refused(self, held: object, status: int) -> NoReturn:
         """Raises a refusal. It releases the call's tensors if the call certainly enqueued nothing."""
@@ -406,32 +359,3 @@ class Step:
             given = f"buffers for {counted(buffers.rows, 'row')} of {counted(buffers.query_rows, 'query row')}"
             wide = f"{counted(wanted, 'row')} or more, of {counted(self.query_rows, 'query row')}"
             raise InvalidArgument("buffers", given, wide)
-
-    def __enter__(self) -> Step:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._number:
-            return
-        if error is not None:
-            if not self.cache._record.end_step(self._in_flight):
-                self.cache._record.forget_step(self._in_flight)
-            self._number = 0
-            return
-        try:
-            self.retire()
-        except Busy:
-            return
-        except Closed:
-            # Its cache was closed, or this is a forked child.
-            self._number = 0
-
-    def __del__(self) -> None:
-        if getattr(self, "_number", 0):
-            self.cache._record.forget_step(self._in_flight)
-
-    def __repr__(self) -> str:
-        state = "retired" if not self._number else "in flight" if self._finished else "open"
-        return f"<forebay.Step of {counted(self.rows, 'row')}, {state}>"

@@ -482,16 +482,12 @@ print("done")
 
 
 def test_a_cache_that_cannot_end_is_reported(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from forebay import record as module
+    from forebay._library import lib
 
-    class Broken:
-        def __getattr__(self, name: str) -> Any:
-            return (lambda _pointer: lib.FB_INTERNAL) if name == "fb_cache_destroy" else getattr(lib, name)
-
-    lib: Any = getattr(module, "lib")
     cache = make()
     with monkeypatch.context() as patch:
-        patch.setattr(module, "lib", Broken())
+        broken = cache._record.calls._replace(destroy=lambda _pointer: lib.FB_INTERNAL)
+        patch.setattr(cache._record, "calls", broken)
         with pytest.warns(ResourceWarning, match="cache could not be ended"):
             cache.close()
     assert lib.fb_cache_destroy(cache._pointer) == 0

@@ -1,0 +1,180 @@
+"""A sequence of a dense cache, from its opening to its end, and the names of prompts."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import cache as _cache
+from .._library import NULL, cell, check, ffi, lib, sized
+from ..lifetime import SequenceBase
+from ..sequence import Ticket, TokenKeys, salt_of, tokens_of
+from ..tensors import index
+
+
+class Length(NamedTuple):
+    """The lengths of a sequence, in tokens."""
+
+    # Committed, as far as the host can see from retired steps.
+    committed: int
+    # Rows that the last retired step wrote after them, neither accepted nor rejected yet.
+    landed: int
+    # Tokens of the sequence's published pages.
+    published: int
+
+
+class Found(NamedTuple):
+    """How much of a prompt is there, in tokens."""
+
+    # Leading tokens whose pages are published and in a tier, in whole pages.
+    tokens: int
+    # Those of them whose pages are in the host's tier alone in some group, and have to come back.
+    host_tokens: int
+
+
+class Names:
+    """The block hashes of a prompt's full pages: `Cache.names`. They belong to no thread, and outlive their cache, in
+    which alone they find something. Hashing takes longer than finding, so a queue or a router keeps them.
+    """
+
+    def __init__(self, cache: _cache.Cache, tokens: Any, keys: TokenKeys, salt: bytes) -> None:
+        named, _keep = tokens_of(tokens, keys)
+        salt = salt_of(salt)
+        self._made, self._end = cell(self, "fb_dense_names **", lib.fb_dense_names_destroy)
+        check(lib.fb_dense_names_create(cache._pointer, salt, len(salt), named, self._made), cache._pointer)
+
+
+class Opened(NamedTuple):
+    """A sequence that `Cache.open_shared` has opened."""
+
+    sequence: Sequence
+    # The tokens that it has already. Its first step continues after them.
+    found: Found
+    # Done when all pages have come back. Steps need no host to wait for it: they do on the device.
+    ticket: Ticket
+
+
+class Sequence(SequenceBase):
+    """A sequence of a dense cache; a context manager that closes itself. `Cache.open`, `Cache.open_shared` and `fork`
+    make it.
+
+    Attributes:
+        cache: the sequence's cache.
+    """
+
+    cache: _cache.Cache
+
+    def extend(self, *, prompt: int, promised: int = 0) -> None:
+        """Admits more tokens. Steps in flight go on.
+
+        Args:
+            prompt: tokens of the prompt in all, not fewer than before.
+            promised: tokens that it may decode after them. The sum may not become smaller either.
+
+        Raises:
+            Exhausted: names the pages that are too few, with their group.
+            OutOfRange: fewer tokens than before, or more than the configuration's `max_tokens`.
+            InvalidState: a step of the sequence failed.
+            InvalidArgument, Closed. After all of these nothing has changed.
+        """
+        self.cache._record.make_up()
+        tokens = index(prompt, "prompt"), index(promised, "promised")
+        check(lib.fb_dense_extend(self._pointer, self._number, *tokens), self._pointer)
+
+    def fork(self, *, promised: int = 0, stream: Any = None) -> tuple[Sequence, Ticket]:
+        """Opens a sequence that begins as a copy of this one, whose committed tokens are its prompt.
+
+        The two share full pages; the partial page is copied on `stream`. The child may take part in steps at once: they
+        wait for the copy on the device, and the ticket reports its end.
+
+        Args:
+            promised: tokens that the child may decode after its prompt.
+            stream: see the device.
+
+        Raises:
+            Busy: work of this sequence is in flight.
+            InvalidState: a step of it failed, or it has rows that are neither accepted nor rejected (`truncate` it to
+                the intended length).
+            Exhausted: as `Cache.open`; nothing is taken.
+            DeviceFailed: the last copy of this sequence failed.
+            InvalidArgument, OutOfRange, Closed.
+        """
+        self.cache._record.make_up()
+        tokens = index(promised, "promised")
+        on, ticket = self.cache.device.stream_of(stream), Ticket()
+        child = self.cache._opened(
+            lambda number: int(lib.fb_dense_fork(self._pointer, self._number, tokens, on, number, ticket._made)),
+            lambda number: Sequence(self.cache, number),
+        )
+        return child, ticket
+
+    def truncate(self, length: int, stream: Any = None) -> Ticket:
+        """Truncates the sequence to `length` tokens.
+
+        Landed rows below the length are accepted, except those of a failed step; landed rows from it on are rejected.
+        Pages that other sequences share from the length on are replaced, and `stream` copies the rows of the first of
+        them that remain. After the call a sequence whose step failed may take part in steps again.
+
+        Raises:
+            Busy: work of the sequence is in flight.
+            OutOfRange: a length beyond the committed and landed rows, or one whose sliding window was given back.
+            Exhausted: shared pages cannot be replaced.
+            InvalidArgument, Closed. After all of these nothing has changed.
+            DeviceFailed: call it again with the same length or a smaller one; until then the sequence can only be
+                closed.
+        """
+        self.cache._record.make_up()
+        ticket, on, kept = Ticket(), self.cache.device.stream_of(stream), index(length, "length")
+        check(lib.fb_dense_truncate(self._pointer, self._number, kept, on, ticket._made), self._pointer)
+        return ticket
+
+    def publish(self, start: int, tokens: Any, *, keys: TokenKeys = None) -> int:
+        """Publishes full pages after the first `start` tokens, so that other sequences find them by block hash: those
+        whose rows are accepted and whose steps are retired. Call it again after more steps; in a model with sliding
+        windows after each chunk of a prompt, because pages before the window are gone.
+
+        Args:
+            start: `length.published`.
+            tokens: the token ids from there on, as far as they are known.
+            keys: as in `Cache.names`.
+
+        Returns:
+            Tokens of the sequence's published pages.
+
+        Raises:
+            OutOfRange: `start` is not `length.published`, `tokens` exceed what was admitted, or the keys are neither
+                none nor one for each full page.
+            InvalidState: `Cache.open` opened the sequence without names, or its step failed.
+            Busy: a copy of its pages is in flight. Steps in flight do not matter.
+            DeviceFailed: its last copy failed.
+            InvalidArgument, Closed.
+        """
+        named, _keep = tokens_of(tokens, keys)
+        published = ffi.new("uint32_t *")
+        first = index(start, "start")
+        check(lib.fb_dense_publish(self._pointer, self._number, first, named, published), self._pointer)
+        return int(published[0])
+
+    @property
+    def length(self) -> Length:
+        """The lengths of the sequence, as far as the host has them.
+
+        Raises:
+            Closed.
+        """
+        length = sized("fb_dense_sequence_length")
+        check(lib.fb_dense_length(self._pointer, self._number, length), self._pointer)
+        return Length(*(int(getattr(length, name)) for name in Length._fields))
+
+    def pages(self, group: int = 0) -> list[int]:
+        """The sequence's device pages in a group, in token order: number `b` has the rows of positions from `b *
+        page_tokens` on. Pages before a sliding window are 0, the null page.
+
+        Raises:
+            OutOfRange: no such group.
+            InvalidArgument, Closed.
+        """
+        which, count = index(group, "group"), ffi.new("uint32_t *")
+        check(lib.fb_dense_pages(self._pointer, self._number, which, NULL, 0, count), self._pointer)
+        pages = ffi.new("uint32_t[]", max(count[0], 1))
+        check(lib.fb_dense_pages(self._pointer, self._number, which, pages, count[0], count), self._pointer)
+        return [int(pages[at]) for at in range(count[0])]
