@@ -13,7 +13,7 @@ import pytest
 
 import forebay
 from conftest import ROOT
-from dense_loop import Loop, Request, config_of, host, overwritten, text_of, windowed
+from dense_loop import Loop, Request, config_of, overwritten, text_of, windowed
 from forebay import dense
 from places import Late, Standin
 
@@ -400,19 +400,3 @@ def test_every_call_of_the_header_has_a_method() -> None:
     for file in (package / "record.py", *(package / "dense").glob("*.py")):
         used |= set(re.findall(r"lib\.(fb_dense_\w+)", file.read_text()))
     assert len(calls) > 25 and calls - used == set()
-
-
-def test_a_later_device_waits_for_the_host_nowhere(make: MakeDense) -> None:
-    """On a device with threads a step is in flight until its stream has passed it; the tensors belong to it until
-    then."""
-    device = forebay.HostDevice(threads=True)
-    cache = make(config_of(), device)
-    one = Request(cache.open(prompt=20, promised=4), text_of(12, 64))
-    gate: list[Any] = []
-    device.call(lambda: gate.append(host(cache.tensors().lengths)[0]))
-    with cache.prepare([(one.sequence, 0, 20)]) as step:
-        pass
-    device.wait()
-    # The call ran before the begin, which came behind it on the same stream.
-    assert gate == [0] and host(cache.tensors().lengths)[0] == 20
-    assert step.retire().lengths.tolist() == [0]

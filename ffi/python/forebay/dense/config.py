@@ -70,8 +70,7 @@ class Config:
         huge_pages, populate: how the host's tier takes its memory. `Cache.fallbacks` lists the options that the system
             refused.
         lock: the same, for the page tables and step descriptors too.
-        overcommit: takes more host memory than the machine reports as available. Without it such a cache is refused
-            before it takes anything.
+        overcommit: takes host memory though the machine reports less as available.
         numa_node: the NUMA node of the host's tier; None: any.
     """
 
