@@ -353,10 +353,35 @@ class Model:
             for layer in range(self.layers):
                 queries, keys[layer, first:end], values[layer, first:end] = self.project(layer, rows, positions)
                 kept[layer, positions[wanted] - (len(tokens) - last)] = queries[wanted]
-                attended = self._dense(queries, keys[layer, :end], values[layer, :end], positions)
+                attended = self.dense(queries, keys[layer, :end], values[layer, :end], positions)
                 rows = self.rest(layer, rows, attended)
             hidden[first:end] = rows
         return Prompt(keys, values, hidden, kept)
+
+    def dense(self, queries: Floats, keys: Floats, values: Floats, positions: Ids) -> Floats:
+        """Attention of each query row over all rows up to its own position.
+
+        Args:
+            queries: ``[n, heads, head]``.
+            keys, values: ``[rows, kv_width]``: of the positions from 0 on.
+            positions: ``[n]``.
+
+        Returns:
+            ``[n, heads, head]``.
+        """
+        count, shared = len(queries), self.heads // self.kv_heads
+        attended = np.empty((count, self.heads, self.head), np.float32)
+        hidden = np.arange(len(keys)) > positions[:, None]
+        for group in range(self.kv_heads):
+            own = slice(group * self.head, (group + 1) * self.head)
+            heads = slice(group * shared, (group + 1) * shared)
+            scores = queries[:, heads].transpose(1, 0, 2) @ keys[:, own].T / np.float32(self.head**0.5)
+            scores[:, hidden] = -np.inf
+            scores -= scores.max(axis=-1, keepdims=True)
+            np.exp(scores, out=scores)
+            scores /= scores.sum(axis=-1, keepdims=True)
+            attended[:, heads] = (scores @ values[:, own]).transpose(1, 0, 2)
+        return attended
 
     def perplexity(self, tokens: Sequence[int], hidden: Floats, first: int = 1) -> float:
         """The perplexity of ``tokens[first:]``: 1 for perfect prediction, ``vocabulary`` for none."""
@@ -380,21 +405,6 @@ class Model:
         cosine, sine = cosine[:, None], sine[:, None]
         turned = np.stack([even * cosine - odd * sine, even * sine + odd * cosine], axis=-1)
         return turned.reshape(rows.shape)
-
-    def _dense(self, queries: Floats, keys: Floats, values: Floats, positions: Ids) -> Floats:
-        count, shared = len(queries), self.heads // self.kv_heads
-        attended = np.empty((count, self.heads, self.head), np.float32)
-        hidden = np.arange(len(keys)) > positions[:, None]
-        for group in range(self.kv_heads):
-            own = slice(group * self.head, (group + 1) * self.head)
-            heads = slice(group * shared, (group + 1) * shared)
-            scores = queries[:, heads].transpose(1, 0, 2) @ keys[:, own].T / np.float32(self.head**0.5)
-            scores[:, hidden] = -np.inf
-            scores -= scores.max(axis=-1, keepdims=True)
-            np.exp(scores, out=scores)
-            scores /= scores.sum(axis=-1, keepdims=True)
-            attended[:, heads] = (scores @ values[:, own]).transpose(1, 0, 2)
-        return attended
 
 
 def surprise(logits: Floats, tokens: Sequence[int]) -> Floats:

@@ -16,6 +16,15 @@ def test_the_listing_prints_the_output_of_the_page() -> None:
     assert ran.stdout.strip() == printed and printed
 
 
+def test_the_listing_of_a_dense_model_prints_the_output_of_its_section() -> None:
+    page = (ROOT / "docs" / "integration.md").read_text()
+    section = page.partition("\n## Dense models\n")[2]
+    printed = section.partition("```text\n")[2].partition("```")[0].strip()
+    listing = ROOT / "examples" / "integration" / "dense.py"
+    ran = subprocess.run([sys.executable, listing], check=True, stdout=subprocess.PIPE, text=True)
+    assert ran.stdout.strip() == printed and printed
+
+
 def test_the_listing_of_sharded_weights_prints_the_table_of_the_page() -> None:
     page = (ROOT / "docs" / "weights.md").read_text()
     head, _, rest = page.partition("```text\nrank  resident")
