@@ -4,9 +4,9 @@ A step is any mix of chunks of prompts and of sequences that decode a token. for
 where the rows of each sequence are; the engine writes and reads them there. Full pages are published after each step,
 and a later prompt with the same beginning continues after them, also if they have gone to host memory meanwhile.
 
-Each batch row is computed by itself, and a prompt's chunks end at the same positions whoever computes them. So a token's
-bits depend on its text alone, and not on the batch, on what was shared, or on where the rows have been: they are those
-of `Model.prefill`, which keeps its rows in plain arrays.
+Each batch row is computed by itself, and chunks of every prompt end at the same positions. So a token's bits depend on
+its text alone, and not on the batch, on what was shared, or on where the rows have been: they are those of
+`Model.prefill`, which keeps its rows in plain arrays.
 """
 
 from __future__ import annotations

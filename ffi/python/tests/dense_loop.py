@@ -73,7 +73,8 @@ class Loop:
         self.groups: list[tuple[int | None, list[tuple[int, int, Words]]]] = []
         for group in cache.config.shape.groups:
             runs = [run for run in range(2) if group.row_bytes[run]]
-            views = [(layer, run, host(cache.view(layer, run)).view(np.uint32)) for layer in group.layers for run in runs]
+            places = [(layer, run) for layer in group.layers for run in runs]
+            views = [(layer, run, host(cache.view(layer, run)).view(np.uint32)) for layer, run in places]
             self.groups.append((group.window, views))
         # Rows that attention has read and compared.
         self.compared = 0
@@ -109,7 +110,7 @@ class Loop:
 
     def compute(self, batch: Many[tuple[Request, int, int]]) -> None:
         """What the kernels of all layers do: checks the step's tensors, writes the new rows, reads all visible ones."""
-        starts, positions, lengths = (host(one) for one in (self.tensors.starts, self.tensors.positions, self.tensors.lengths))
+        starts, lengths, positions = map(host, (self.tensors.starts, self.tensors.lengths, self.tensors.positions))
         widths = [width for _, _, width in batch]
         total = sum(widths)
         assert starts[: 1 + len(batch)].tolist() == [0, *np.cumsum(widths).tolist()]

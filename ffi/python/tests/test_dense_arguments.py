@@ -28,7 +28,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("shape", {"shape": shape_of(None)}, r"^shape.page_tokens: got None; expected a whole number"),
     ("shape", {"shape": forebay.Shape(1, (16, 0), 8)}, "^shape: got Shape; expected a dense.Shape"),
     ("shape", {"shape": dense.Shape([])}, "group_count.*given 0"),
-    ("shape", {"shape": dense.Shape([dense.Group([0], (16, 0))] * 5)}, "^shape.groups: got 5 groups; expected at most 4"),
+    ("shape", {"shape": dense.Shape([dense.Group([0], (16, 0))] * 5)}, "^shape.groups: got 5 groups; .* at most 4"),
     ("shape", {"shape": dense.Shape([1])}, r"^shape.groups: got \[1\]; expected a list of Group"),
     ("shape", {"shape": shape_of(layers=[0, 2])}, "layer"),
     ("shape", {"shape": shape_of(layers=[])}, "name the group's layers"),
@@ -43,7 +43,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("sequences", {"sequences": 0}, "^sequences: got 0; expected a whole number from 1 on"),
     ("sequences", {"sequences": None}, "^sequences: got None; expected a whole number from 1 on"),
     ("max_tokens", {"max_tokens": (1 << 31) - 3}, "max_tokens.*value 2147483645"),
-    ("max_tokens", {"max_tokens": 1 << 32}, r"^max_tokens: got 4294967296; expected a whole number from 0 to 2\^32 - 1"),
+    ("max_tokens", {"max_tokens": 1 << 32}, r"^max_tokens: got 4294967296; expected .* from 0 to 2\^32 - 1"),
     ("batch", {"batch": 40000, "step_tokens": 40000}, "batch.*value 40000, most 32767"),
     ("step_tokens", {"step_tokens": 3}, "step_tokens.*value 3, least 4"),
     ("query_rows", {"query_rows": 2.5}, r"^query_rows: got 2.5; expected a whole number"),
@@ -119,7 +119,7 @@ def test_wrong_arguments_are_refused_with_their_names(make: MakeDense) -> None: 
     step = cache.prepare([(sequence, 0, 1)])
     step.retire()
     wrong: list[tuple[type[forebay.ForebayError], str, Callable[[], object]]] = [
-        (forebay.InvalidArgument, "device: got str", lambda: dense.Cache("cuda", config_of())),  # type: ignore[arg-type]
+        (forebay.InvalidArgument, "device: got str", lambda: dense.Cache("cuda", config_of())),  # type: ignore
         (forebay.InvalidArgument, "config: got Shape; expected a dense.Config",
          lambda: dense.Cache(cache.device, cache.config.shape)),  # type: ignore[arg-type]
         (forebay.InvalidArgument, "^prompt: got -1", lambda: cache.open(prompt=-1)),
@@ -142,7 +142,8 @@ def test_wrong_arguments_are_refused_with_their_names(make: MakeDense) -> None: 
         (forebay.InvalidConfig, "accepted", lambda: cache.prepare([(sequence, None, 1)])),
         (forebay.InvalidArgument, r"^accepted: got .*expected int32 \[4\]",
          lambda: cache.prepare([(sequence, None, 1)], accepted=np.zeros(3, np.int32))),
-        (forebay.InvalidArgument, "^accepted: got", lambda: cache.prepare([(sequence, None, 1)], accepted=[1])),  # type: ignore
+        (forebay.InvalidArgument, "^accepted: got",
+         lambda: cache.prepare([(sequence, None, 1)], accepted=[1])),  # type: ignore[arg-type]
         (forebay.OutOfRange, "rows", lambda: cache.prepare([])),
         (forebay.OutOfRange, "row", lambda: cache.prepare([(sequence, 0, 0)])),
         (forebay.OutOfRange, "accepted", lambda: cache.prepare([(sequence, 2, 1)])),
@@ -160,7 +161,7 @@ def test_wrong_arguments_are_refused_with_their_names(make: MakeDense) -> None: 
         (forebay.InvalidState, "publish|names|shared", lambda: sequence.publish(0, one.ids[:40])),
         (forebay.InvalidState, "fork|truncate|rows", lambda: sequence.fork()),
         (forebay.InvalidArgument, "^stream: got", lambda: sequence.close("s")),
-        (forebay.InvalidArgument, "^sequences: got 0.5", lambda: cache.config.pages_for(0.5, 1)),  # type: ignore[arg-type]
+        (forebay.InvalidArgument, "^sequences: got 0.5", lambda: cache.config.pages_for(0.5, 1)),  # type: ignore
     ]  # fmt: skip
     before = cache.stats()
     for kind, says, call in wrong:

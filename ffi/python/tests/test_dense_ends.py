@@ -210,7 +210,10 @@ def test_racing_threads_succeed_or_get_busy(make: MakeDense) -> None:  # noqa: F
     cache.validate()
 
 
-def test_a_dense_cache_that_cannot_end_is_reported(make: MakeDense, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_dense_cache_that_cannot_end_is_reported(
+    make: MakeDense,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cache = make()
     with monkeypatch.context() as patch:
         patch.setattr(cache._record, "calls", cache._record.calls._replace(destroy=lambda _: lib.FB_INTERNAL))

@@ -1,9 +1,9 @@
 """The proof for dense models: a model reads prompts in chunks and decodes, with its K/V rows in pages of the device.
 
-Its logits are to the last bit those of `Model.prefill`, which has all rows in plain arrays and shares nothing: also of a
-request whose prefix another one has computed, and whose pages have gone to the host and come back. Both run the same
-arithmetic in one process. SmolLM2's real weights, on the host device; a model of its shape with three layers and random
-weights, on every device.
+Its logits are to the last bit those of `Model.prefill`, which has all rows in plain arrays and shares nothing. So are
+those of a request whose prefix another one has computed, and whose pages have gone to the host and come back. Both run
+the same arithmetic in one process. SmolLM2's real weights, on the host device; a model of its shape with three layers
+and random weights, on every device.
 """
 
 from __future__ import annotations
