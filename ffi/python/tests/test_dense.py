@@ -323,7 +323,9 @@ def test_stats_count_by_group(make: MakeDense) -> None:
     assert later.free_pages[0] == 25 and later.free_pages[1] < stats.free_pages[1]
     step = cache.prepare([(sequence, 0, 30)])
     assert cache.stats().steps_in_flight == 1
-    step.retire()
+    with step:
+        pass
+    assert step.retired is not None and step.retired.lengths.tolist() == [0]
     assert "1 sequence>" in repr(cache) and "retired" in repr(step) and repr(sequence).startswith("<forebay.dense.Seq")
     assert cache.fallbacks() == []
 

@@ -13,6 +13,7 @@ import pytest
 import forebay
 from dense_loop import Loop, Request, config_of, text_of, windowed
 from forebay import dense
+from forebay._library import lib
 from test_dense import MakeDense, make  # noqa: F401 - a fixture
 
 GROUPS: dict[str, Any] = {"layers": [0, 1, 2], "row_bytes": (32, 16)}
@@ -80,6 +81,17 @@ def test_a_broken_rule_is_reported_with_field_and_number(field: str, changes: di
 def test_a_rule_of_every_field_is_broken_in_a_test() -> None:
     fields = {field.name for field in dataclasses.fields(dense.Config)}
     assert {field for field, _, _ in REFUSED} | SWITCHES == fields
+
+
+def test_options_of_memory_are_those_of_the_c_interface() -> None:
+    """The system of a test need not know them."""
+    options = {"huge_pages": True, "populate": True, "lock": True, "overcommit": False}
+    flags = (lib.FB_MEMORY_SMALL_PAGES, lib.FB_MEMORY_LAZY, lib.FB_MEMORY_UNLOCKED, lib.FB_MEMORY_OVERCOMMIT)
+    for name, flag in zip(options, flags, strict=True):
+        declared, _keep = config_of(**{**options, name: not options[name]}).declare()
+        assert declared.memory == flag
+    assert config_of(**options).declare()[0].memory == 0
+    assert [config_of(numa_node=node).declare()[0].numa_node for node in (None, 0, 3)] == [0, 1, 4]
 
 
 def test_memory_that_is_not_there_is_refused_with_numbers() -> None:

@@ -138,16 +138,29 @@ print("done")
 """)
 
 
-def test_forgotten_objects_are_ended_by_the_next_call(make: MakeDense) -> None:  # noqa: F811
+@pytest.mark.parametrize("call", [
+    lambda cache, kept: cache.open(prompt=8).close(),
+    lambda cache, kept: cache.open_shared(cache.names([]), prompt=8).sequence.close(),
+    lambda cache, kept: cache.prepare([(kept, 0, 4)]).retire(),
+    lambda cache, kept: cache.reap(),
+    lambda cache, kept: kept.extend(prompt=30),
+    lambda cache, kept: kept.fork()[0].close(),
+    lambda cache, kept: kept.truncate(4),
+], ids=["open", "open_shared", "prepare", "reap", "extend", "fork", "truncate"])  # fmt: skip
+def test_forgotten_objects_are_ended_by_the_next_call(
+    make: MakeDense,  # noqa: F811
+    call: Callable[[dense.Cache, dense.Sequence], object],
+) -> None:
     cache = make()
-    opened = cache.open_shared(cache.names(text_of(1, 40)), prompt=40)
     kept = cache.open(prompt=20)
-    step = cache.prepare([(opened.sequence, 0, 4), (kept, 0, 4)])
+    cache.prepare([(kept, 0, 4)]).retire()
+    kept.truncate(4)
+    opened = cache.open_shared(cache.names(text_of(1, 40)), prompt=40)
+    step = cache.prepare([(opened.sequence, 0, 4)])
     del step, opened
     assert cache.stats().sequences == 2 and cache.stats().steps_in_flight == 1
-    cache.open(prompt=8).close()
+    call(cache, kept)
     assert cache.stats().sequences == 1 and cache.stats().steps_in_flight == 0
-    kept.truncate(0)
     cache.validate()
 
 
@@ -322,3 +335,84 @@ def test_reading_waits_for_the_device_alone(make: MakeDense) -> None:  # noqa: F
     assert host(cache.tensors().lengths)[0] == 0
     gate.open()
     assert step.retire(wait=True).lengths.tolist() == [0] and host(cache.tensors().lengths)[0] == 20
+
+
+def test_copies_run_on_the_stream_that_their_call_is_given(make: MakeDense) -> None:  # noqa: F811
+    """While that stream is held their tickets are pending; the other streams go on."""
+    device = forebay.HostDevice(threads=True)
+    cache = make(config_of(host_pages=40, device_pages=10, sequences=3), device)
+    ids, own = text_of(1, 128), device.stream()
+    one = Request(cache.open_shared(cache.names(ids[:40]), prompt=40, promised=8).sequence, ids)
+    Loop(cache).prompt(one, 40)
+    assert one.publish() == 32
+
+    def held(call: Callable[[], tuple[dense.Sequence, forebay.Ticket]]) -> dense.Sequence:
+        gate = Gate(device, own)
+        sequence, ticket = call()
+        device.wait()
+        assert ticket.outcome == "pending"
+        gate.open()
+        assert ticket.outcome == "done"
+        return sequence
+
+    child = held(lambda: one.sequence.fork(promised=4, stream=own))
+    # The child's page 1 is its parent's too, so it is copied.
+    held(lambda: (child, child.truncate(20, own)))
+    assert cache.save(1 << 20, own) > 0
+    device.wait(own)
+    child.close()
+    one.sequence.close()
+    cache.open(prompt=128).close()
+
+    def back() -> tuple[dense.Sequence, forebay.Ticket]:
+        sequence, found, ticket = cache.open_shared(cache.names(ids[:40]), prompt=40, stream=own)
+        assert found == (32, 32)
+        return sequence, ticket
+
+    again = Request(held(back), ids, 32)
+    Loop(cache).step([(again, 0, 8)])
+
+
+def test_a_step_runs_on_its_streams(
+    make: MakeDense,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = forebay.HostDevice(threads=True)
+    cache = make(config_of(), device)
+    sequence, own, lengths = cache.open(prompt=20, promised=8), device.stream(), host(cache.tensors().lengths)
+    gate = Gate(device, own)
+    step = cache.prepare([(sequence, 0, 20)], stream=own)
+    device.wait()
+    assert lengths[0] == 0
+    gate.open()
+    assert lengths[0] == 20
+    step.retire(wait=True)
+    # Finished on another stream than it was prepared on: `retire` waits for that one.
+    step = cache.prepare([(sequence, 20, 1)])
+    gate = Gate(device, own)
+    step.finish(own)
+    device.wait()
+    assert lengths[0] == 21
+    with pytest.raises(forebay.Busy):
+        step.retire()
+
+    class Waits:
+        """The library; a wait for the held stream releases it."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name != "fb_stream_wait":
+                return getattr(lib, name)
+            return self.wait
+
+        def wait(self, pointer: Any, stream: Any) -> Any:
+            if stream == own._pointer:
+                gate.opened.set()
+            return lib.fb_stream_wait(pointer, stream)
+
+    monkeypatch.setattr("forebay.lifetime.lib", Waits())
+    assert step.retire(wait=True).lengths.tolist() == [20]
+    # A context manager finishes and retires what has ended.
+    with cache.prepare([(sequence, 1, 1)]) as step:
+        device.wait()
+    device.wait()
+    assert (step.retired or step.retire()).lengths.tolist() == [21] and step.retired is not None
