@@ -132,7 +132,7 @@ def test_control_one_wrong_byte_in_a_host_page_changes_the_real_models_logits() 
     model, text = real(PAGE + 8)
     expected, _ = plain(model, text, 1)
     assert same_bits(returned(model, text, None, None), expected)
-    for wrong in ((0, 0), (14, 1), (29, 0)):
+    for wrong in ((0, 0), (29, 1)):
         assert not same_bits(returned(model, text, None, wrong), expected), wrong
 
 
