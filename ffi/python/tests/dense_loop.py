@@ -90,6 +90,8 @@ class Loop:
         step = self.cache.prepare(rows, stream=self.stream, accepted=accepted, micro_batch=self.micro_batch)
         for one, taken, _ in batch:
             one.length += taken
+        for layer in range(sum(len(group.layers) for group in self.cache.config.shape.groups)):
+            step.arrived(layer)
         self.cache.device.wait(self.stream)
         self.compute(batch)
         step.finish()

@@ -402,3 +402,40 @@ def test_every_call_of_the_header_has_a_method() -> None:
     for file in (package / "record.py", *(package / "dense").glob("*.py")):
         used |= set(re.findall(r"lib\.(fb_dense_\w+)", file.read_text()))
     assert len(calls) > 25 and calls - used == set()
+
+
+@pytest.mark.parametrize("model", [config_of, windowed])
+def test_a_parked_sequence_gives_its_pages_to_another_and_comes_back(
+    device: forebay.Device, model: Callable[..., dense.Config]
+) -> None:
+    """Its rows come back layer by layer, and a step that does not wait for a layer is refused."""
+    with dense.Cache(device, model(device_pages=9, host_pages=12, bring_layers=1)) as cache:
+        loop = Loop(cache)
+        one, _ = request_of(cache, text_of(1, 100), 50, 40)
+        loop.prompt(one, 50)
+        with pytest.raises(forebay.InvalidState, match="running"):
+            one.sequence.resume()
+        ticket = one.sequence.park()
+        device.wait(None)
+        cache.reap()
+        assert ticket.outcome == "done"
+        stats = cache.stats()
+        assert stats.parked == 1 and stats.parked_pages[0] == 4 and stats.bytes_down > 0
+        with pytest.raises(forebay.InvalidState, match="parked"):
+            one.sequence.park()
+        other, _ = request_of(cache, text_of(2, 120), 100, 2)
+        loop.prompt(other, 100)
+        with pytest.raises(forebay.Exhausted, match="device pages"):
+            one.sequence.resume()
+        other.sequence.close()
+        one.sequence.resume()
+        loop.step([(one, 0, 1)])
+        with pytest.raises(forebay.InvalidState, match="did not wait"):
+            with cache.prepare([(one.sequence, 1, 1)]) as step:
+                step.arrived(1)
+                with pytest.raises(forebay.OutOfRange):
+                    step.arrived(9)
+        step.abandon()
+        step.finish()
+        assert cache.stats().parked == 0
+        cache.validate()

@@ -24,7 +24,7 @@ from .sequence import Found, Names, Opened, Sequence
 from .step import Step
 
 _WORD = np.dtype(np.int32)
-_BY_GROUP = ("free_pages", "published", "unused", "saved", "free_host_pages")
+_BY_GROUP = ("free_pages", "published", "unused", "saved", "free_host_pages", "parked_pages")
 
 
 class Stats(NamedTuple):
@@ -34,6 +34,8 @@ class Stats(NamedTuple):
 
     # Gauge: sequences that are open, and closed ones that are not released yet (`Cache.reap`).
     sequences: int
+    # Gauge: those of them that are parked.
+    parked: int
     # Gauge: sequences that may still be opened, as far as pages allow.
     free_sequences: int
     # Gauge: steps between prepare and retire.
@@ -49,6 +51,8 @@ class Stats(NamedTuple):
     saved: tuple[int, ...]
     # Gauge: free pages of the host's tier.
     free_host_pages: tuple[int, ...]
+    # Gauge: pages of the host's tier that parked sequences have for themselves: those of them that are not published.
+    parked_pages: tuple[int, ...]
     # Counter: bytes of pages that were copied to the host's tier.
     bytes_down: int
     # Counter: bytes of pages that came back from it.

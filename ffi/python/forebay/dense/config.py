@@ -19,7 +19,7 @@ _CHOICES = {
     "save": {"published": lib.FB_DENSE_SAVE_PUBLISHED, "evicted": lib.FB_DENSE_SAVE_EVICTED},
 }
 _REQUIRED = ("sequences", "max_tokens")
-_OPTIONAL = ("batch", "step_tokens", "query_rows", "steps_in_flight", "micro_batches")
+_OPTIONAL = ("batch", "step_tokens", "query_rows", "steps_in_flight", "micro_batches", "bring_layers")
 _PAGES = "whole numbers from 1 to 2^32 - 1"
 
 
@@ -67,6 +67,9 @@ class Config:
             of a prompt, and none of its rows can be rejected. None: 1.
         steps_in_flight: the most steps of one sequence in flight; None: 2.
         micro_batches: micro-batches that may each have a step open at the same time; None: 1.
+        bring_layers: layers whose pages come back from the host together. A step may then compute its first layers
+            while the pages of later ones still come: it must call `Step.arrived` before each layer. None: all layers,
+            for which `Cache.prepare` waits. Not with "page_first", where a page comes back in one piece.
         huge_pages, populate: how the host's tier takes its memory. `Cache.fallbacks` lists the options that the system
             refused.
         lock: the same, for the page tables and step descriptors too.
@@ -88,6 +91,7 @@ class Config:
     query_rows: int | None = None
     steps_in_flight: int | None = None
     micro_batches: int | None = None
+    bring_layers: int | None = None
     huge_pages: bool = True
     populate: bool = True
     lock: bool = True

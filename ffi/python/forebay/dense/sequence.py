@@ -127,6 +127,52 @@ class Sequence(SequenceBase):
         check(lib.fb_dense_truncate(self._pointer, self._number, kept, on, ticket._made), self._pointer)
         return ticket
 
+    def park(self, accepted: int = 0, stream: Any = None) -> Ticket:
+        """Parks the sequence, for example to preempt it: its rows go to the host's tier, and its device pages are free
+        for others when the call returns. `resume` brings it back without computing a row again. Until then it can be
+        extended and closed.
+
+        Args:
+            accepted: how many rows of its last step count, as in `Cache.prepare`; the others are rejected.
+            stream: copies the pages that have no copy on the host yet. It is ordered after the engine's own work on the
+                sequence.
+
+        Returns:
+            The ticket of these copies. Nothing needs to wait for it.
+
+        Raises:
+            Exhausted: names the host pages that are too few, with their group.
+            Busy: work of the sequence is in flight.
+            InvalidState: it is parked, or its step failed (`truncate` it first).
+            OutOfRange: more accepted rows than landed, or a length whose sliding window was given back: accept all rows
+                of a prompt's chunk.
+            InvalidArgument, Closed. After all of these nothing has changed.
+            DeviceFailed: the sequence is parked even so; the next call that names a stream enqueues the copies that the
+                device refused.
+        """
+        self.cache._record.make_up()
+        ticket, on, count = Ticket(), self.cache.device.stream_of(stream), index(accepted, "accepted")
+        check(lib.fb_dense_park(self._pointer, self._number, count, on, ticket._made), self._pointer)
+        return ticket
+
+    def resume(self, stream: Any = None) -> Ticket:
+        """Resumes a parked sequence: takes the device pages that it will need, and brings its rows back on `stream`.
+        Its steps wait for them on the device; it may enter any micro-batch.
+
+        Returns:
+            A ticket that ends when all of its pages are there.
+
+        Raises:
+            Exhausted: names the device pages that are too few, with their group.
+            InvalidState: the sequence is not parked.
+            InvalidArgument, Closed. After all of these nothing has changed.
+            DeviceFailed: it stays parked, and keeps the device pages that it has taken: resume it again, or close it.
+        """
+        self.cache._record.make_up()
+        ticket, on = Ticket(), self.cache.device.stream_of(stream)
+        check(lib.fb_dense_resume(self._pointer, self._number, on, ticket._made), self._pointer)
+        return ticket
+
     def publish(self, start: int, tokens: Any, *, keys: TokenKeys = None) -> int:
         """Publishes full pages after the first `start` tokens, so that other sequences find them by block hash: those
         whose rows are accepted and whose steps are retired. Call it again after more steps; in a model with sliding

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from . import cache as _cache
-from .._library import NULL, ffi, lib
+from .._library import NULL, check, ffi, lib
 from ..lifetime import StepBase
 from ..record import InFlight
+from ..tensors import index
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,12 +49,30 @@ class Step(StepBase):
         super().__init__(cache, in_flight, rows)
         self.retired: Retired | None = None
 
+    def arrived(self, layer: int, stream: Any = None) -> None:
+        """Makes `stream` wait until the pages of the step's sequences are on the device in `layer` and all layers
+        before it. Call it before each layer's attention if the configuration has `bring_layers`; otherwise
+        `Cache.prepare` has waited for all layers, and this costs nothing. For a captured step call it for the last
+        layer, before the graph is launched.
+
+        Args:
+            layer: the layer.
+            stream: the stream that computes it; None: the one on which the step was prepared.
+
+        Raises:
+            OutOfRange: no such layer.
+            InvalidState: the step is finished.
+            InvalidArgument, Closed.
+        """
+        on = self._stream if stream is None else self.cache.device.stream_of(stream)
+        check(lib.fb_dense_arrived(self._pointer, self._number, index(layer, "layer"), on), self._pointer)
+
     def finish(self, stream: Any = None) -> None:
         """Ends the enqueueing of the step; `stream` is ordered after everything that the engine has enqueued for it.
         Without one it is the stream on which the step was prepared.
 
         Raises:
-            InvalidState: the step is already finished.
+            InvalidState: the step is already finished, or, with `bring_layers`, `arrived` was not called for all layers.
             InvalidArgument: the stream.
             Closed.
         """
