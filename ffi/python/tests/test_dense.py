@@ -314,7 +314,7 @@ def test_two_steps_are_in_flight_and_two_micro_batches_open(make: MakeDense) -> 
 def test_stats_count_by_group(make: MakeDense) -> None:
     cache = make(windowed(device_pages=[30, 20], host_pages=[12, 9]))
     stats = cache.stats()
-    assert stats == dense.Stats(0, 4, 0, stats.free_pages, (0, 0), (0, 0), (0, 0), (12, 9), 0, 0, 0)
+    assert stats == dense.Stats(0, 0, 4, 0, stats.free_pages, (0, 0), (0, 0), (0, 0), (12, 9), (0, 0), 0, 0, 0)
     assert stats.free_pages[0] == 29 and 0 < stats.free_pages[1] <= 19
     sequence = cache.open(prompt=30, promised=18)
     later = cache.stats()

@@ -49,6 +49,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("step_tokens", {"step_tokens": 3}, "step_tokens.*value 3, least 4"),
     ("query_rows", {"query_rows": 2.5}, r"^query_rows: got 2.5; expected a whole number"),
     ("steps_in_flight", {"steps_in_flight": (1 << 32) - 1}, "steps_in_flight 4294967295"),
+    ("bring_layers", {"bring_layers": 1, "layout": "page_first"}, "bring_layers.*value 1"),
     ("micro_batches", {"micro_batches": -1}, "^micro_batches: got -1; expected a whole number"),
     ("layout", {"layout": "rows"}, "^layout: got 'rows'; expected 'layer_first' or 'page_first'"),
     ("runs", {"runs": 1}, "^runs: got 1; expected 'apart' or 'together'"),

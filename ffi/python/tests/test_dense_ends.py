@@ -146,12 +146,14 @@ print("done")
     lambda cache, kept: kept.extend(prompt=30),
     lambda cache, kept: kept.fork()[0].close(),
     lambda cache, kept: kept.truncate(4),
-], ids=["open", "open_shared", "prepare", "reap", "extend", "fork", "truncate"])  # fmt: skip
+    lambda cache, kept: kept.park(),
+    lambda cache, kept: kept.resume(),
+], ids=["open", "open_shared", "prepare", "reap", "extend", "fork", "truncate", "park", "resume"])  # fmt: skip
 def test_forgotten_objects_are_ended_by_the_next_call(
     make: MakeDense,  # noqa: F811
     call: Callable[[dense.Cache, dense.Sequence], object],
 ) -> None:
-    cache = make()
+    cache = make(config_of(host_pages=8))
     kept = cache.open(prompt=20)
     cache.prepare([(kept, 0, 4)]).retire()
     kept.truncate(4)
@@ -159,7 +161,11 @@ def test_forgotten_objects_are_ended_by_the_next_call(
     step = cache.prepare([(opened.sequence, 0, 4)])
     del step, opened
     assert cache.stats().sequences == 2 and cache.stats().steps_in_flight == 1
-    call(cache, kept)
+    try:
+        call(cache, kept)
+    except forebay.InvalidState as error:
+        # Only a parked sequence can be resumed.
+        assert "running" in str(error)
     assert cache.stats().sequences == 1 and cache.stats().steps_in_flight == 0
     cache.validate()
 
@@ -360,6 +366,9 @@ def test_copies_run_on_the_stream_that_their_call_is_given(make: MakeDense) -> N
     held(lambda: (child, child.truncate(20, own)))
     assert cache.save(1 << 20, own) > 0
     device.wait(own)
+    # The partial page has no copy yet.
+    held(lambda: (one.sequence, one.sequence.park(stream=own)))
+    held(lambda: (one.sequence, one.sequence.resume(stream=own)))
     child.close()
     one.sequence.close()
     cache.open(prompt=128).close()
