@@ -376,6 +376,20 @@ fn sessions_are_served_as_by_a_naive_cache() {
     compare_settings(&trace, &[(3075, 0), (3125, 1000), (3125, 10_000), (12_501, 5000), (12_501, 25_003)]);
 }
 
+/// All 173 sessions: 21.5 million references. `make soak` runs it.
+#[test]
+fn all_sessions_are_served_as_by_a_naive_cache() {
+    if std::env::var("FOREBAY_SOAK").as_deref() != Ok("1") {
+        return;
+    }
+    let Some(directory) = traces::directory("kv-cache-tester") else { return };
+    let trace = RequestTrace::read(&directory.join("agentic_A.jsonl.zst"), &Options::default()).unwrap();
+    assert_eq!(trace.notes().sessions, 173);
+    assert_eq!(tiers::least_device_blocks(&trace).unwrap().1, 13_757);
+    let settings = [(13_757, 0), (13_757, 25_003), (25_003, 50_006), (50_006, 100_012), (100_012, 1_000_000)];
+    compare_settings(&trace, &settings);
+}
+
 /// `forebay replay` with these arguments.
 fn replay<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
     std::iter::once("replay").chain(arguments.iter().copied()).collect()
