@@ -12,6 +12,8 @@ mod configs;
 #[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "support/device.rs"]
 mod device;
+#[path = "dense/devices.rs"]
+mod devices;
 #[path = "dense/engine.rs"]
 mod engine;
 #[path = "support/faulty.rs"]
@@ -25,6 +27,9 @@ mod pages;
 mod park;
 #[path = "dense/refused.rs"]
 mod refused;
+#[cfg(feature = "check")]
+#[path = "dense/watched.rs"]
+mod watched;
 #[path = "dense/world.rs"]
 mod world;
 

@@ -4,16 +4,42 @@ use forebay::Memory;
 use forebay::dense::{Config, Group, Layout, Runs, Save, Shape, Width};
 
 /// A plain generator of numbers: the world must not depend on a crate's definition of randomness.
-pub struct Random(u64);
+/// It may also read them from bytes.
+pub struct Random {
+    state: u64,
+    /// In their reversed order. Once they are used up, every number is 0.
+    bytes: Option<Vec<u8>>,
+}
 
 impl Random {
     pub fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5851_F42D_4C95_7F2D)
+        let state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5851_F42D_4C95_7F2D;
+        Random { state, bytes: None }
+    }
+
+    /// Reads all numbers from these bytes from now on.
+    pub fn take_from(&mut self, bytes: &[u8]) {
+        self.bytes = Some(bytes.iter().rev().copied().collect());
+    }
+
+    /// Whether there are bytes that no number has used.
+    pub fn has_bytes(&self) -> bool {
+        self.bytes.as_ref().is_some_and(|bytes| !bytes.is_empty())
     }
 
     pub fn below(&mut self, limit: u32) -> u32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) as u32).checked_rem(limit).unwrap_or(0)
+        let number = match &mut self.bytes {
+            Some(bytes) => {
+                let mut next = || u32::from(bytes.pop().unwrap_or(0));
+                if limit > 256 { next() << 8 | next() } else { next() }
+            }
+            None => {
+                let state = self.state.wrapping_mul(6_364_136_223_846_793_005);
+                self.state = state.wrapping_add(1_442_695_040_888_963_407);
+                (self.state >> 33) as u32
+            }
+        };
+        number.checked_rem(limit).unwrap_or(0)
     }
 
     pub fn one_in(&mut self, times: u32) -> bool {

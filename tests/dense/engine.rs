@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use crate::device::TestDevice;
 use forebay::dense::{Cache, Config, Tensors, View, Width};
 use forebay::device::{Device, Plane, Slice, Stream};
-use forebay::{Kind, MicroBatch, Step};
+use forebay::{Kind, MicroBatch, Sequence, Step};
 
 /// What a batch row of a step has to find.
 #[derive(Clone, Debug)]
@@ -18,6 +18,25 @@ pub struct Expected {
     pub stamps: Vec<u64>,
     /// How many of them are new.
     pub fresh: usize,
+}
+
+/// Another way to enqueue a step's kernels than [`Kernels::enqueue`]'s own.
+pub trait Launch: std::fmt::Debug + Send + Sync {
+    /// Enqueues the kernels of a step, and waits for its pages.
+    fn launch(
+        &self,
+        kernels: &Kernels,
+        cache: &mut Cache,
+        on: (&dyn Device, Stream),
+        of: (&Step, u32),
+        rows: Vec<Expected>,
+    );
+
+    /// Whether everything runs to its end, on a clock, when a step is asked for too early; of any number.
+    fn settles(&self, which: u32) -> bool;
+
+    /// All that was enqueued on the streams has ended, and the host has seen it.
+    fn ended(&self, _streams: &[Stream]) {}
 }
 
 /// The model's layers and their memory, as an engine knows them.
@@ -29,6 +48,9 @@ pub struct Kernels {
     /// For each group its layers' runs.
     views: Vec<Vec<(u32, usize, View)>>,
     pub faults: Arc<Mutex<Vec<String>>>,
+    pub launch: Option<Arc<dyn Launch>>,
+    /// The sequences of the next step's rows, for a [`Launch`].
+    pub sequences: Vec<Sequence>,
 }
 
 /// The bytes of a row.
@@ -47,7 +69,8 @@ impl Kernels {
             runs.filter_map(|(layer, run)| Some((layer, run, config.view(layer, run)?))).collect()
         });
         let views = views.collect();
-        Kernels { test: Arc::clone(test), config, planes, views, faults: Arc::default() }
+        let test = Arc::clone(test);
+        Kernels { test, config, planes, views, faults: Arc::default(), launch: None, sequences: Vec::new() }
     }
 
     /// Enqueues a step's kernels: in each layer they write the new rows and read what each last query row reads. Each
@@ -59,6 +82,10 @@ impl Kernels {
         (step, micro): (&Step, u32),
         rows: Vec<Expected>,
     ) -> u32 {
+        if let Some(launch) = &self.launch {
+            launch.launch(self, cache, (device, stream), (step, micro), rows);
+            return 0;
+        }
         let (rows, mut refused) = (Arc::new(rows), 0);
         for layer in 0..self.config.shape.layers() as u32 {
             while let Err(error) = cache.arrived(step, layer, stream) {
@@ -71,7 +98,13 @@ impl Kernels {
         refused
     }
 
-    fn enqueue_layer(
+    /// See [`Launch::settles`].
+    pub fn settles(&self, which: u32) -> bool {
+        self.launch.as_ref().map_or(which.is_multiple_of(2), |launch| launch.settles(which))
+    }
+
+    /// Enqueues the kernels of one layer.
+    pub fn enqueue_layer(
         &self,
         device: &dyn Device,
         stream: Stream,
@@ -80,12 +113,14 @@ impl Kernels {
         layer: u32,
     ) {
         let (own, tensors, rows) = (self.clone(), tensors.clone(), Arc::clone(rows));
-        let work = move || {
-            if let Err(fault) = own.run(&tensors, &rows, layer) {
-                own.faults.lock().unwrap().push(fault);
-            }
-        };
-        device.call(stream, Arc::new(work)).unwrap();
+        device.call(stream, Arc::new(move || own.work(&tensors, &rows, layer))).unwrap();
+    }
+
+    /// The kernels of one layer, when they run.
+    pub fn work(&self, tensors: &Tensors, rows: &[Expected], layer: u32) {
+        if let Err(fault) = self.run(tensors, rows, layer) {
+            self.faults.lock().unwrap().push(fault);
+        }
     }
 
     fn words(&self, slice: Slice, wide: bool) -> Vec<i64> {
@@ -103,8 +138,7 @@ impl Kernels {
         }
         let wide = self.config.width == Width::I64;
         let stamps = rows.iter().flat_map(|row| &row.stamps[row.stamps.len() - row.fresh..]);
-        let groups = &self.config.shape.groups;
-        let group = groups.iter().position(|group| group.layers.contains(&layer)).unwrap();
+        let group = self.group_of(layer);
         for (slot, stamp) in self.words(tensors.slots[group], wide).iter().zip(stamps) {
             self.write(group, *slot as u64, *stamp, layer);
         }
@@ -137,8 +171,20 @@ impl Kernels {
         })
     }
 
+    pub fn group_of(&self, layer: u32) -> usize {
+        self.config.shape.groups.iter().position(|group| group.layers.contains(&layer)).unwrap()
+    }
+
+    /// The first position that a layer's attention reads for a row of a step.
+    pub fn first_read(&self, row: &Expected, layer: u32) -> usize {
+        let window = self.config.shape.groups[self.group_of(layer)].window;
+        let window = window.map_or(usize::MAX, |window| window as usize);
+        // The first query row reads furthest back.
+        (row.stamps.len() - row.fresh + 1).saturating_sub(window)
+    }
+
     /// The places of a row in a layer: its run and its memory.
-    fn places(&self, group: usize, slot: u64, layer: u32) -> impl Iterator<Item = (usize, Slice)> + '_ {
+    pub fn places(&self, group: usize, slot: u64, layer: u32) -> impl Iterator<Item = (usize, Slice)> + '_ {
         let page_tokens = u64::from(self.config.shape.page_tokens);
         let (page, token) = (slot / page_tokens, slot % page_tokens);
         self.views[group].iter().filter(move |(of, ..)| *of == layer).map(move |(_, run, view)| {
@@ -158,11 +204,8 @@ impl Kernels {
         let table = self.words(tensors.tables[group], false);
         let entries = table.len() / self.config.batch as usize;
         let page_tokens = self.config.shape.page_tokens as usize;
-        let window = self.config.shape.groups[group].window.map_or(usize::MAX, |window| window as usize);
         for (row, expected) in rows.iter().enumerate() {
-            // The first query row reads furthest back.
-            let first = (expected.stamps.len() - expected.fresh + 1).saturating_sub(window);
-            for position in first..expected.stamps.len() {
+            for position in self.first_read(expected, layer)..expected.stamps.len() {
                 let page = table[row * entries + position / page_tokens];
                 let slot = page as u64 * page_tokens as u64 + (position % page_tokens) as u64;
                 for (run, place) in self.places(group, slot, layer) {

@@ -5,25 +5,15 @@
 
 use std::sync::Arc;
 
-use crate::configs::{Random, config};
+use super::configs::{Random, config};
+pub use super::devices::{Devices, On};
+use super::engine::{Expected, Kernels, Launch};
 use crate::device::TestDevice;
-use crate::engine::{Expected, Kernels};
 use forebay::dense::{Cache, Found, Open};
-use forebay::device::clock::{ClockDevice, ClockOptions};
+use forebay::device::clock::ClockDevice;
 use forebay::device::host::HostOptions;
 use forebay::device::{Device, Slice, Stream};
 use forebay::{Accepted, BatchRow, Kind, MicroBatch, Sequence, Step, Tokens};
-
-/// The device that runs a world.
-#[derive(Clone, Copy, Debug)]
-pub enum On {
-    /// The device that tests run on, in order.
-    Inline,
-    /// The same with a thread for each stream.
-    Threads,
-    /// A clock over it, which delays and reorders by this seed everything that no edge orders.
-    Clock(u64),
-}
 
 /// A sequence of the model.
 struct Seq {
@@ -124,23 +114,19 @@ pub fn stamps(ids: &[u32]) -> Vec<u64> {
 
 impl World {
     pub fn new(seed: u64, on: On) -> World {
-        let threaded = matches!(on, On::Threads);
-        let test = TestDevice::new(HostOptions { threaded, ..HostOptions::default() });
-        let clock = match on {
-            On::Clock(seed) => {
-                let options = ClockOptions { seed: Some(seed), ..ClockOptions::default() };
-                Some(ClockDevice::over(test.device(), options).unwrap())
-            }
-            _ => None,
-        };
-        let device = clock.clone().map_or_else(|| test.device(), |clock| clock as Arc<dyn Device>);
+        World::over(seed, on.devices(), None)
+    }
+
+    /// A world on the last of these devices, which may be over the others.
+    pub fn over(seed: u64, (test, clock, device): Devices, launch: Option<Arc<dyn Launch>>) -> World {
         let config = config(seed);
         let streams = (0..=config.micro_batches).map(|_| device.stream().unwrap()).collect();
         let accepted =
             (0..config.micro_batches).map(|_| device.allocate(4 * u64::from(config.batch)).unwrap());
         let accepted = accepted.collect();
         let cache = Cache::new(config, Arc::clone(&device)).unwrap();
-        let kernels = Kernels::new(&test, &cache);
+        let mut kernels = Kernels::new(&test, &cache);
+        kernels.launch = launch;
         let (random, seqs, flights) = (Random::new(seed ^ 0xD15C), Vec::new(), Vec::new());
         World {
             device,
@@ -160,26 +146,44 @@ impl World {
 
     /// Runs `count` operations, and then ends everything.
     pub fn run(&mut self, count: u32) {
-        for _ in 0..count {
-            let (op, which) = (self.random.below(36), self.random.below(1 << 16));
-            match op {
-                0 => self.open(),
-                1..=3 | 34 | 35 => self.open_shared(which),
-                24..=26 => self.publish(which),
-                27 => self.save(which),
-                4..=11 => self.step(),
-                12..=17 => self.retire(which),
-                18 | 19 => self.truncate(which),
-                20 => self.fork(which),
-                21 => self.extend(which),
-                22 | 28 | 29 => self.close(which),
-                30 | 31 => self.park(which),
-                32 | 33 => self.resume(which),
-                _ => self.reap(),
-            }
-            self.check();
+        (0..count).for_each(|_| self.operate());
+        self.end();
+    }
+
+    /// The operations that these bytes say, and then the end.
+    pub fn run_bytes(&mut self, bytes: &[u8]) {
+        self.random.take_from(bytes);
+        while self.random.has_bytes() {
+            self.operate();
         }
         self.end();
+    }
+
+    fn operate(&mut self) {
+        let (op, which) = (self.random.below(36), self.random.below(1 << 16));
+        match op {
+            0 => self.open(),
+            1..=3 | 34 | 35 => self.open_shared(which),
+            24..=26 => self.publish(which),
+            27 => self.save(which),
+            4..=11 => self.step(),
+            12..=17 => self.retire(which),
+            18 | 19 => self.truncate(which),
+            20 => self.fork(which),
+            21 => self.extend(which),
+            22 | 28 | 29 => self.close(which),
+            30 | 31 => self.park(which),
+            32 | 33 => self.resume(which),
+            _ => self.reap(),
+        }
+        self.check();
+    }
+
+    /// On a clock, everything that was enqueued runs to its end.
+    fn settle(&self) {
+        let Some(clock) = &self.clock else { return };
+        clock.run().unwrap();
+        self.kernels.launch.iter().for_each(|launch| launch.ended(&self.streams));
     }
 
     fn side(&self) -> Stream {
@@ -414,6 +418,7 @@ impl World {
             self.done[7] += 1;
         } else {
             let on = (&*self.device, stream);
+            self.kernels.sequences = rows.iter().map(|row| row.sequence).collect();
             assert_eq!(self.kernels.enqueue(&mut self.cache, on, (&step, micro), expected), 0);
         }
         self.cache.finish(&mut step, stream).unwrap();
@@ -448,8 +453,8 @@ impl World {
                 Some(step) => {
                     assert_eq!(unretired.error.kind(), Kind::Busy);
                     self.flights.insert(at, Flight { step, micro, rows, number, abandoned });
-                    match &self.clock {
-                        Some(clock) if which.is_multiple_of(2) => drop(clock.run().unwrap()),
+                    match self.clock {
+                        Some(_) if self.kernels.settles(which) => self.settle(),
                         Some(_) => {}
                         None => std::thread::sleep(std::time::Duration::from_micros(50)),
                     }
@@ -659,9 +664,7 @@ impl World {
             Cache::new(self.cache.config().clone(), TestDevice::host(HostOptions::default()).device());
         let unused = fresh.unwrap().stats();
         while !self.flights.is_empty() {
-            if let Some(clock) = &self.clock {
-                clock.run().unwrap();
-            }
+            self.settle();
             self.retire(0);
             std::thread::yield_now();
         }
@@ -674,9 +677,7 @@ impl World {
         }
         let side = self.side();
         while self.cache.reap(side).unwrap() > 0 {
-            if let Some(clock) = &self.clock {
-                clock.run().unwrap();
-            }
+            self.settle();
             std::thread::yield_now();
         }
         self.cache.validate().unwrap();

@@ -8,7 +8,7 @@ use forebay::overlap::EngineCall;
 use forebay_standin::Standin;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-fn soak() -> bool {
+pub fn soak() -> bool {
     std::env::var("FOREBAY_SOAK").is_ok_and(|value| value == "1")
 }
 

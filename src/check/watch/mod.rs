@@ -128,6 +128,8 @@ struct State {
     strayed: Option<Error>,
     conflict: Option<Error>,
     waits: u64,
+    /// The numbers of the waits that ordered anything new.
+    ordering: Vec<u64>,
     without: Option<u64>,
     left_out: Option<LeftOut>,
 }
@@ -241,6 +243,7 @@ impl Watch {
             strayed: None,
             conflict: None,
             waits: 0,
+            ordering: Vec::new(),
             without,
             left_out: None,
         };
@@ -255,6 +258,11 @@ impl Watch {
     /// Waits enqueued so far.
     pub fn waits(&self) -> u64 {
         self.state.lock().waits
+    }
+
+    /// The numbers of the waits so far that ordered anything new, in order. Only these can be missed.
+    pub fn ordering(&self) -> Vec<u64> {
+        self.state.lock().ordering.clone()
     }
 
     /// The hidden wait, once the schedule has reached it.
@@ -481,8 +489,8 @@ impl Device for Watch {
         if state.without == Some(number) {
             let ordering = state.order.would_order(stream, event);
             state.left_out = Some(LeftOut { stream, event, ordering });
-        } else {
-            state.order.wait(stream, event);
+        } else if state.order.wait(stream, event) {
+            state.ordering.push(number);
         }
         Ok(())
     }
