@@ -1,8 +1,10 @@
 //! The listings of the page about embedding are programs that run: this tests the Rust one; `ffi/tests/listings.rs`
-//! compiles the others. All print the same line, so the page's loop does the same in every language. The program of the
-//! page about sharded weights is tested in the same way.
+//! compiles the others. All print the same line, so the page's loop does the same in every language. The programs of
+//! dense models and of the page about sharded weights are tested in the same way.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "../examples/dense.rs"]
+mod dense;
 #[path = "../examples/integration.rs"]
 mod integration;
 #[path = "../examples/sharded_weights.rs"]
@@ -20,6 +22,12 @@ fn printed(page: &str, heading: &str) -> String {
 fn the_rust_listing_prints_the_output_on_the_page() {
     assert_eq!(integration::decode().unwrap(), printed("integration.md", "# ").trim());
     integration::main().unwrap();
+}
+
+#[test]
+fn the_rust_program_of_a_dense_model_prints_the_output_of_its_section() {
+    assert_eq!(dense::serve().unwrap(), printed("integration.md", "## Dense models\n").trim());
+    dense::main().unwrap();
 }
 
 #[test]

@@ -51,6 +51,11 @@ fn the_program_of_a_dense_model_in_c_prints_the_output_of_its_section() {
 }
 
 #[test]
+fn the_program_of_a_dense_model_in_cpp_prints_the_output_of_its_section() {
+    run("g++", "-std=c++17", "dense.cpp", &printed("integration.md", "## Dense models\n"));
+}
+
+#[test]
 fn the_program_of_sharded_weights_in_c_prints_the_table_of_the_page() {
     run("gcc", "-std=c11", "weights.c", &printed("weights.md", "### From C and Python\n"));
 }
