@@ -5,6 +5,8 @@
 mod admission;
 #[path = "dense/bad.rs"]
 mod bad;
+#[path = "dense/bodies.rs"]
+mod bodies;
 #[path = "dense/bring.rs"]
 mod bring;
 #[path = "dense/configs.rs"]
@@ -68,6 +70,22 @@ fn the_same_on_threads() {
 #[test]
 fn the_same_on_a_clock_that_delays_and_reorders() {
     run(seeds(200), 20, On::Clock);
+}
+
+/// The body of the fuzz target `dense_ops`: a fixed corpus, then strings that are short, uneven or long.
+#[test]
+fn any_bytes_are_a_run() {
+    let corpus = [&[][..], &[0], &[1; 2], &[255; 61], &[7; 400], &[4; 600], &[0x55; 300], &[0x9E; 999]];
+    let corpus = corpus.into_iter().map(<[u8]>::to_vec);
+    let random = seeds(100).map(|seed| {
+        let mut random = configs::Random::new(seed);
+        (0..seed * 37 % 3000).map(|_| random.below(256) as u8).collect()
+    });
+    let mut done = [0; DONE];
+    for bytes in corpus.chain(random) {
+        done.iter_mut().zip(bodies::dense_ops(&bytes)).for_each(|(sum, done)| *sum += done);
+    }
+    assert!(done.iter().all(|done| *done > 0), "some operations were never tried: {done:?}");
 }
 
 /// The host does not know how many rows of the first step were accepted when it prepares the third.
