@@ -9,6 +9,8 @@ mod bad;
 mod bodies;
 #[path = "dense/bring.rs"]
 mod bring;
+#[path = "dense/calls.rs"]
+mod calls;
 #[path = "dense/configs.rs"]
 mod configs;
 #[allow(dead_code, reason = "a test takes what it needs")]
@@ -74,18 +76,18 @@ fn the_same_on_a_clock_that_delays_and_reorders() {
 
 /// The body of the fuzz target `dense_ops`: a fixed corpus, then strings that are short, uneven or long.
 #[test]
-fn any_bytes_are_a_run() {
+fn any_bytes_are_a_run_of_the_world_or_calls() {
     let corpus = [&[][..], &[0], &[1; 2], &[255; 61], &[7; 400], &[4; 600], &[0x55; 300], &[0x9E; 999]];
-    let corpus = corpus.into_iter().map(<[u8]>::to_vec);
-    let random = seeds(100).map(|seed| {
+    corpus.iter().for_each(|bytes| bodies::dense_ops(bytes));
+    let (mut done, mut calls) = ([0; DONE], 0);
+    for seed in seeds(100) {
         let mut random = configs::Random::new(seed);
-        (0..seed * 37 % 3000).map(|_| random.below(256) as u8).collect()
-    });
-    let mut done = [0; DONE];
-    for bytes in corpus.chain(random) {
-        done.iter_mut().zip(bodies::dense_ops(&bytes)).for_each(|(sum, done)| *sum += done);
+        let bytes: Vec<u8> = (0..seed * 37 % 3000).map(|_| random.below(256) as u8).collect();
+        done.iter_mut().zip(bodies::dense_world(&bytes)).for_each(|(sum, done)| *sum += done);
+        calls += calls::dense_calls(&bytes);
     }
     assert!(done.iter().all(|done| *done > 0), "some operations were never tried: {done:?}");
+    assert!(calls > 1000, "{calls} calls were not refused");
 }
 
 /// The host does not know how many rows of the first step were accepted when it prepares the third.

@@ -1,8 +1,11 @@
-//! Runs operation sequences on a dense cache: any bytes are a run of the world that `tests/dense.rs` checks.
+//! Runs operation sequences on a dense cache: any bytes are a run of the world that `tests/dense.rs`
+//! checks, or calls with any numbers.
 #![no_main]
 
 #[path = "../../tests/dense/bodies.rs"]
 mod bodies;
+#[path = "../../tests/dense/calls.rs"]
+mod calls;
 #[path = "../../tests/dense/configs.rs"]
 mod configs;
 #[expect(
@@ -23,6 +26,4 @@ mod world;
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| {
-    bodies::dense_ops(bytes);
-});
+fuzz_target!(|bytes: &[u8]| bodies::dense_ops(bytes));
