@@ -1,5 +1,5 @@
-// The loop of a dense model of docs/integration.md, in C++: a prompt in chunks, then steps that decode a token. A second
-// request with the same prompt finds its pages.
+// The loop of a dense model of docs/integration.md, in C++: a prompt in chunks, then steps that decode a token. A
+// second request with the same prompt finds its pages.
 #include <forebay.h>
 
 #include <algorithm>
@@ -102,7 +102,9 @@ private:
         for (std::uint32_t at = 0; at < rows; at++) {
             const auto slot = static_cast<std::uint64_t>(slots[at]);
             const auto id = static_cast<int>(ids_[static_cast<std::size_t>(positions[at])]);
-            for (std::uint32_t run = 0; run < 2; run++) std::memset(row(layer, run, slot / kPage, slot % kPage), id, kRun);
+            for (std::uint32_t run = 0; run < 2; run++) {
+                std::memset(row(layer, run, slot / kPage, slot % kPage), id, kRun);
+            }
         }
     }
 
