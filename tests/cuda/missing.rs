@@ -146,7 +146,7 @@ fn options_that_make_no_sense_are_named() {
         (CudaOptions { threads: 48, ..options() }, "threads"),
         (CudaOptions { threads: 1024, ..options() }, "threads"),
         (CudaOptions { gather_blocks: 0, ..options() }, "gather_blocks"),
-        (CudaOptions { copy_engine_bytes: (1 << 20) + 1, ..options() }, "copy_engine_bytes"),
+        (CudaOptions { copy_engine_bytes: (64 << 20) + 1, ..options() }, "copy_engine_bytes"),
         (CudaOptions { registration_chunk: 0, ..options() }, "registration_chunk"),
     ] {
         let error = refused(options);

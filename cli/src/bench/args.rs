@@ -32,6 +32,8 @@ pub enum Group {
     WarmUp,
     /// A step's resolves, gathers and scatters alone, with nothing to do.
     Nodes,
+    /// Pages of a dense cache, from host to device and back.
+    Pages,
     /// A layer of sharded weights, from a peer and from the host.
     Pull,
     /// Steps whose layers are pulled while others run.

@@ -6,6 +6,7 @@ use indicatif::ProgressBar;
 use super::host_memory::Pool;
 use super::json_lines::Lines;
 use super::result::Figure;
+use crate::input::device::{ProbeOptions, Target};
 
 /// The extent of a run.
 pub struct Asked {
@@ -15,6 +16,9 @@ pub struct Asked {
     pub quick: bool,
     /// Progress, advanced by one for each figure.
     pub progress: ProgressBar,
+    /// The device and how it is opened, for groups that open it in several ways.
+    pub target: Target,
+    pub options: ProbeOptions,
     /// Host memory of the rows.
     pub pool: Pool,
     /// Multiprocessors that persistent kernels leave free, if the engine's work runs as such.

@@ -11,6 +11,7 @@ mod link;
 mod nodes;
 mod oracle;
 mod packed;
+mod pages;
 mod picture;
 mod pull;
 pub mod result;

@@ -16,7 +16,7 @@ use super::asked::Asked;
 use super::host_memory::{self, Pool};
 use super::json_lines::Lines;
 use super::result::{Figure, Measured, Options};
-use super::{fetch, json, nodes, picture, pull, ring, rows, rule, step, text, timer};
+use super::{fetch, json, nodes, pages, picture, pull, ring, rows, rule, step, text, timer};
 use crate::input::device::{DeviceName, Pinned, ProbeOptions, Target};
 use crate::present::html::page;
 use crate::present::output::{self, Results};
@@ -36,6 +36,7 @@ impl Group {
             Group::Commit => rule::commit,
             Group::WarmUp => fetch::warm_up,
             Group::Nodes => nodes::nodes,
+            Group::Pages => pages::pages,
             Group::Pull => pull::pull,
             Group::Ring => ring::ring,
             Group::Step => step::figures,
@@ -47,7 +48,13 @@ impl Group {
         match self {
             Group::Gather | Group::Scatter | Group::WarmUp => host_memory::LEAST,
             Group::ResolveGather => fetch::SEQUENCES_LEAST,
-            Group::Resolve | Group::Commit | Group::Nodes | Group::Pull | Group::Ring | Group::Step => 0,
+            Group::Resolve
+            | Group::Commit
+            | Group::Nodes
+            | Group::Pages
+            | Group::Pull
+            | Group::Ring
+            | Group::Step => 0,
         }
     }
 }
@@ -62,11 +69,14 @@ impl Arguments {
         Target { name: self.device.unwrap_or_default(), driver: self.driver.clone() }
     }
 
-    fn open(&self) -> Result<Arc<dyn Probe>> {
+    /// How the device is opened.
+    fn probe_options(&self) -> ProbeOptions {
         let Arguments { gather_blocks, threads, bulk, programmatic, pinned, .. } = *self;
-        let options =
-            ProbeOptions { gather_blocks, threads, bulk, programmatic, pinned, ..ProbeOptions::of("bench") };
-        self.target().probe(options)
+        ProbeOptions { gather_blocks, threads, bulk, programmatic, pinned, ..ProbeOptions::of("bench") }
+    }
+
+    fn open(&self) -> Result<Arc<dyn Probe>> {
+        self.target().probe(self.probe_options())
     }
 
     /// The named groups, each once, in the fixed order.
@@ -146,6 +156,8 @@ impl Arguments {
             rounds,
             quick,
             progress: progress::bar("bench", 0),
+            target: self.target(),
+            options: self.probe_options(),
             pool: self.pool(&facts)?,
             lines: Lines::create(name.clone(), self.json_lines.as_deref())?,
             persistent: self.persistent.then(|| self.leave_sms.unwrap_or_default()),

@@ -3,6 +3,7 @@
 use forebay::measure::{Ceilings, Facts};
 
 use super::json::LinkEntry;
+use super::pages;
 use super::result::{Figure, Measured, gb};
 use crate::present::numbers::{counted, number};
 use crate::present::output::harmless;
@@ -180,7 +181,8 @@ fn few_prompts(figures: &[Figure]) -> Option<&'static str> {
 /// The notes below the tables.
 fn notes(figures: &[Figure], look: Look) -> String {
     let all = [asked_of_links(figures), few_prompts(figures), above(figures)];
-    all.into_iter().flatten().map(|note| look.wrap(note) + "\n").collect()
+    let all = all.into_iter().flatten().map(str::to_owned).chain(pages::crossings(figures));
+    all.map(|note| look.wrap(&note) + "\n").collect()
 }
 
 /// The whole report.

@@ -65,6 +65,8 @@ pub struct ProbeOptions {
     pub bulk: bool,
     /// GPU: launches kernels before the preceding ones have ended.
     pub programmatic: bool,
+    /// The piece of a page from which on a GPU's copy engine copies it, in bytes; none for the device's default.
+    pub copy_engine_bytes: Option<u64>,
     /// The owner of the pinned memory that holds the rows of a GPU's caches.
     pub pinned: Pinned,
 }
@@ -88,6 +90,7 @@ impl ProbeOptions {
             threads: None,
             bulk: false,
             programmatic: false,
+            copy_engine_bytes: None,
             pinned: Pinned::Registered,
         }
     }
@@ -157,6 +160,7 @@ impl Target {
                     threads: options.threads.unwrap_or(own.threads),
                     bulk: options.bulk,
                     programmatic: options.programmatic,
+                    copy_engine_bytes: options.copy_engine_bytes.unwrap_or(own.copy_engine_bytes),
                     host_memory: match options.pinned {
                         Pinned::Registered => HostMemory::Registered,
                         Pinned::Driver => HostMemory::Driver,

@@ -16,8 +16,8 @@ const EARLY_LAUNCH_DRIVER: i32 = 12_030;
 /// The most threads per block that the kernels are compiled for.
 pub(super) const THREADS_MAX: u32 = 512;
 
-/// The most bytes of a page's piece that a kernel copies.
-const COPY_ENGINE_BYTES_MAX: u64 = 1 << 20;
+/// The most bytes of a page's piece that a kernel copies: 32 planes of them are less than the words that it counts.
+const COPY_ENGINE_BYTES_MAX: u64 = 64 << 20;
 
 /// The source of the host memory for a cache's rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub struct CudaOptions {
     pub programmatic: bool,
     /// Gathers with bulk copies; compute capability 9.0 or later.
     pub bulk: bool,
-    /// From how many bytes on a copy engine copies a piece of a dense cache's page; at most 1 MiB. A kernel copies
+    /// From how many bytes on a copy engine copies a piece of a dense cache's page; at most 64 MiB. A kernel copies
     /// shorter ones, many in one launch. The default of 28 KiB is a guess: no GPU has measured it.
     pub copy_engine_bytes: u64,
 }
@@ -116,7 +116,7 @@ impl CudaOptions {
             return wrong("gather_blocks", 0, "pass at least 1");
         }
         if self.copy_engine_bytes > COPY_ENGINE_BYTES_MAX {
-            return wrong("copy_engine_bytes", self.copy_engine_bytes, "pass at most 1 MiB");
+            return wrong("copy_engine_bytes", self.copy_engine_bytes, "pass at most 64 MiB");
         }
         if self.registration_chunk == 0 {
             return wrong("registration_chunk", 0, "pass at least a page");

@@ -367,6 +367,7 @@ mod tests {
     use super::*;
     use crate::bench::host_memory::{self, Pool};
     use crate::bench::json_lines::Lines;
+    use crate::input::device::{ProbeOptions, Target};
     use indicatif::ProgressBar;
 
     /// Tiny steps on the host.
@@ -383,6 +384,8 @@ mod tests {
                 rounds: 1,
                 quick: true,
                 progress,
+                target: Target::default(),
+                options: ProbeOptions::of("bench"),
                 pool,
                 lines,
                 persistent: None,
