@@ -9,6 +9,8 @@
 //! the host, and the bring-back includes the copies. The memcpy copies as many bytes between two memories of the same
 //! device, in one piece. All sides run in turn.
 
+#[path = "support/decode.rs"]
+mod decode;
 #[path = "support/race.rs"]
 mod race;
 
@@ -17,14 +19,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::Criterion;
+use decode::{BATCH, Decode};
 use forebay::dense::{Cache, Config, Layout, Names, Open, Shape};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Slice, Stream};
 use forebay::{Accepted, BatchRow, Memory, MicroBatch, Result, Sequence, Tokens};
 use race::{Side, claim, done, race, record};
 
-const BATCH: u32 = 160;
-const STEPS: u32 = 64;
 /// The most microseconds of a step, and of a look-up.
 const MOST_STEP: f64 = 20.0;
 const MOST_FIND: f64 = 100.0;
@@ -37,60 +38,6 @@ const FILLERS: u32 = 12;
 
 fn memory() -> Memory {
     Memory { huge: true, populate: true, lock: false, node: None }
-}
-
-/// Sequences that decode, in a model of two groups: full attention, and a window whose pages the steps cycle.
-struct Decode {
-    cache: Cache,
-    stream: Stream,
-    rows: Vec<BatchRow>,
-    left: u32,
-}
-
-impl Decode {
-    fn new() -> Result<Decode> {
-        let device = HostDevice::new(HostOptions::default());
-        let mut shape = Shape::gpt_oss_20b(2);
-        // The rows are no part of the figure.
-        shape.groups.iter_mut().for_each(|group| group.runs = [16, 16]);
-        let config = Config { memory: memory(), batch: BATCH, ..Config::new(shape, BATCH, 1 << 16) };
-        let config = Config { device_pages: config.pages_for(BATCH, 4096), ..config };
-        let stream = device.stream()?;
-        let mut decode = Decode { cache: Cache::new(config, device)?, stream, rows: Vec::new(), left: 0 };
-        decode.open()?;
-        Ok(decode)
-    }
-
-    /// Opens all sequences, and computes one token of each.
-    fn open(&mut self) -> Result<()> {
-        for row in self.rows.drain(..) {
-            self.cache.close(row.sequence, self.stream)?;
-        }
-        for _ in 0..BATCH {
-            let sequence = self.cache.open(&Open { prompt: 1, promised: 4095 })?;
-            self.rows.push(BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: 1 });
-        }
-        self.step()?;
-        self.rows.iter_mut().for_each(|row| row.accepted = Accepted::Rows(1));
-        self.left = 4000;
-        Ok(())
-    }
-
-    fn step(&mut self) -> Result<()> {
-        let mut step = self.cache.prepare(MicroBatch(0), &self.rows, None, self.stream)?;
-        self.cache.finish(&mut step, self.stream)?;
-        self.cache.retire(step, self.stream).map(drop).map_err(|unretired| unretired.error)
-    }
-
-    fn pass(&mut self) -> Result<(Duration, u64)> {
-        if self.left < STEPS {
-            self.open()?;
-        }
-        self.left -= STEPS;
-        let begun = Instant::now();
-        (0..STEPS).try_for_each(|_| self.step())?;
-        Ok((begun.elapsed(), u64::from(STEPS)))
-    }
 }
 
 /// A cache whose device holds one long prefix, and the names of two.
@@ -183,7 +130,8 @@ fn compute(cache: &mut Cache, sequence: Sequence, tokens: u32, stream: Stream) -
 }
 
 fn main() -> Result<()> {
-    let decode = RefCell::new(Decode::new()?);
+    let decode =
+        RefCell::new(Decode::new(HostDevice::new(HostOptions::default()), Shape::gpt_oss_20b(2), memory())?);
     // One layer: a look-up reads no rows.
     let long = Prefixes::new(1, FOUND, Layout::LayerFirst)?;
     let brought = [Layout::LayerFirst, Layout::PageFirst]

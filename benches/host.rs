@@ -1,6 +1,7 @@
 //! Claims: forebay's own work on the host for a step of 61 layers, batch 160, two query rows, from prepare to retire
 //! without the layers, takes at most 60 us of one core. An uncaptured layer of two micro-batches of 80 takes at most 2
-//! us in addition to the driver's calls.
+//! us in addition to the driver's calls. A step of a dense cache, batch 160, one query row, takes at most 20 us: with one
+//! group of layers, and with two, one of which has a window.
 //!
 //! The device is the CUDA device over a driver whose calls do nothing (`support/idle.c`). So the figures include the
 //! device's checks, locks and look-ups, and no kernel. The time of a real driver's calls needs a GPU to measure; the
@@ -10,6 +11,8 @@
 //! `FOREBAY_COUNT_SIDE` names a side and `FOREBAY_COUNT_STEPS` a number of steps: the bench then runs that side alone,
 //! for a count under callgrind.
 
+#[path = "support/decode.rs"]
+mod decode;
 #[allow(dead_code, reason = "a bench takes what it needs")]
 #[path = "support/race.rs"]
 mod race;
@@ -20,6 +23,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::Criterion;
+use decode::Decode;
+use forebay::dense;
 use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::device::{Device, Slice, SplitIndices, Stream};
 use forebay::overlap::{Engine, EngineCall, Overlap, OverlapStreams};
@@ -33,9 +38,12 @@ const LAYERS: u32 = 61;
 const QUERY_ROWS: u32 = 2;
 /// The most microseconds that prepare, finish and retire of a step may take.
 const MOST_STEP: f64 = 60.0;
+/// The most microseconds of a step of a dense cache.
+const MOST_DENSE: f64 = 20.0;
 /// The most microseconds that a layer of both micro-batches may take.
 const MOST_LAYER: f64 = 2.0;
 const STEPS: u32 = 20;
+const MEMORY: Memory = Memory { huge: false, populate: false, lock: false, node: None };
 
 /// An engine that enqueues nothing.
 struct Nothing;
@@ -101,7 +109,7 @@ impl Rig {
             micro_batches,
             min_budget: budget,
             overcommit: true,
-            memory: Memory { huge: false, populate: false, lock: false, node: None },
+            memory: MEMORY,
             ..Config::new(shape, lanes, tokens, lanes * budget)
         };
         let mut cache = Cache::new(config, Arc::clone(&device) as Arc<dyn Device>)?;
@@ -240,6 +248,12 @@ fn main() {
     let options = CudaOptions { library: Some(done(driver())), ..CudaOptions::default() };
     let one = RefCell::new(done(Rig::new(&options, 160, 1)));
     let two = RefCell::new(done(Rig::new(&options, 80, 2)));
+    let dense =
+        [("dense, one group", dense::Shape::deepseek_v3(2)), ("dense, two", dense::Shape::gpt_oss_20b(2))]
+            .map(|(name, shape)| {
+                let device = done(CudaDevice::new(options.clone()));
+                (name, RefCell::new(done(Decode::new(device, shape, MEMORY))))
+            });
     let rig = |micro_batches| if micro_batches == 1 { &one } else { &two };
     if let (Ok(name), Ok(steps)) = (std::env::var("FOREBAY_COUNT_SIDE"), std::env::var("FOREBAY_COUNT_STEPS"))
     {
@@ -250,6 +264,7 @@ fn main() {
     let pass = |micro_batches, timed| move || done(rig(micro_batches).borrow_mut().pass(timed, STEPS));
     let mut sides: Vec<Side<'_>> =
         SIDES.iter().map(|(name, count, timed)| Side::new(name, pass(*count, *timed))).collect();
+    sides.extend(dense.iter().map(|(name, decode)| Side::new(name, || done(decode.borrow_mut().pass()))));
     let mut criterion = Criterion::default().sample_size(10).configure_from_args();
     record(&mut criterion, "host", &mut sides);
     let rounds = race(101, &mut sides);
@@ -266,6 +281,10 @@ fn main() {
         let (figure, of) =
             if layers { (us(name) / f64::from(LAYERS), "a layer") } else { (us(name), "a step") };
         println!("{name}, {micro_batches} micro-batches: {figure:.2} us {of}");
+    }
+    for (name, _) in &dense {
+        println!("{name}: {:.2} us a step", us(name));
+        claim(&format!("20 us against a step, {name}"), MOST_DENSE / us(name), 1.0);
     }
     claim("60 us against prepare, finish and retire", MOST_STEP / us("step"), 1.0);
     for name in ["two none", "two da", "two dba", "two called"] {

@@ -2,11 +2,13 @@
 //
 // benches/host.rs compiles it and gives it to the CUDA device as the driver's library. It counts each call and reports
 // as many devices as there were calls. Memory is the process's, and no kernel touches it; streams and events are
-// numbers; every event has completed; host functions run at once. It imitates one kernel, the report: it copies the
-// step's number from the oldest step descriptor that was loaded and has had no report, so that a retirement finds its
-// own step if steps are finished in the order in which they were prepared. It recognises a descriptor and a report's
-// slot as the first word of a launch's argument that is in registered host memory, so it repeats no structure of the
-// kernels.
+// numbers; every event has completed; host functions run at once.
+//
+// It imitates two kernels, so that a retirement finds its own step. The report copies the step's number from the oldest
+// step descriptor that was loaded and has had no report: steps are finished in the order in which they were prepared. A
+// descriptor and a report's slot are the first word of a launch's argument that is in registered host memory, so it
+// repeats no structure of the kernels. A dense cache's begin writes its report itself, with the rows' lengths, by which
+// the cache frees the pages that a window has left: there it reads the kernel's argument and the descriptor's rows.
 
 #define _GNU_SOURCE
 #include <string.h>
@@ -23,7 +25,7 @@ struct config {
     u32 attribute_count;
 };
 
-enum { STRETCHES = 64, WORDS = 64, BLOCKS = 16, LOAD = 1, REPORT = 2, OTHER = 3 };
+enum { STRETCHES = 64, WORDS = 64, BLOCKS = 16, LOAD = 1, REPORT = 2, BEGIN_PAGES = 3, OTHER = 4 };
 
 static u64 calls, handles = 16;
 static struct { u64 start, end; } registered[STRETCHES];
@@ -48,6 +50,27 @@ static u32* in_host_memory(const u64* words) {
         for (u32 of = 0; of < stretches; ++of) {
             if (words[at] >= registered[of].start && words[at] < registered[of].end) return (u32*)words[at];
         }
+    }
+    return 0;
+}
+
+// What it needs of the argument of a dense cache's begin.
+struct begin {
+    const u32* descriptor;
+    u64 tensors[5];
+    u32* report;
+    u32 lanes, batch, tokens, wide, groups;
+};
+
+// The descriptor has a head of 4 words, and 4 words of a row and 2 of each of its groups; the report has a head of 8.
+static int begin_pages(const struct begin* begin) {
+    const u32* row = begin->descriptor + 4;
+    memset(begin->report, 0, 8 * sizeof(u32));
+    memcpy(begin->report, begin->descriptor, 2 * sizeof(u32));
+    for (u32 at = 0; at < begin->descriptor[2]; ++at, row += 4 + 2 * begin->groups) {
+        // Only a real device knows the length.
+        if (row[1] == ~0u) return 1;
+        begin->report[8 + at] = row[1];
     }
     return 0;
 }
@@ -78,7 +101,8 @@ MAKES(cuModuleLoadData)
 DOES_NOTHING(cuModuleUnload)
 CALL(cuModuleGetFunction, u64* out, u64 module, const char* name)
     (void)module;
-    *out = !strcmp(name, "forebay_load") ? LOAD : !strcmp(name, "forebay_report") ? REPORT : OTHER;
+    *out = !strcmp(name, "forebay_load") ? LOAD : !strcmp(name, "forebay_report") ? REPORT
+         : !strcmp(name, "forebay_begin_pages") ? BEGIN_PAGES : OTHER;
     return 0;
 }
 CALL(cuFuncGetAttribute, int* out) *out = 1024; return 0; }
@@ -129,6 +153,7 @@ CALL(cuLaunchHostFunc, u64 stream, void (*function)(void*), void* data)
 }
 CALL(cuLaunchKernelEx, const struct config* config, u64 function, const u64* const* parameters)
     (void)config;
+    if (function == BEGIN_PAGES) return begin_pages((const struct begin*)parameters[0]);
     if (function == LOAD) blocks[loaded++ % BLOCKS] = in_host_memory(parameters[0]);
     if (function == REPORT) {
         u32* slot = in_host_memory(parameters[0]);

@@ -32,6 +32,7 @@ nodes       40 150
 pools      240 460
 step-ways  240 460
 weights    120 300
+pages       60 200
 ncu         90 220
 tests      200 460
 python     180 470
@@ -67,6 +68,7 @@ step-ways 110 CUDA_DEVICE_MAX_CONNECTIONS=32 --only step --rounds 3
 step-ways 110 - --only step --rounds 3 --gather-blocks 16
 weights   150 - --only pull
 weights   150 - --only ring
+pages     200 - --only pages
 tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 4
 tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 4 --bulk
 tune      120 - --only gather,scatter,resolve-gather --rounds 5 --gather-blocks 16

@@ -14,8 +14,8 @@ use forebay_standin::{Options, Standin};
 use serde_json::Value;
 
 /// All groups except the captured step, which has its own tests.
-const GROUPS: [&str; 9] =
-    ["gather", "scatter", "resolve", "resolve-gather", "commit", "warm-up", "nodes", "pull", "ring"];
+const GROUPS: [&str; 10] =
+    ["gather", "scatter", "resolve", "resolve-gather", "commit", "warm-up", "nodes", "pages", "pull", "ring"];
 
 fn all() -> String {
     GROUPS.join(",")
@@ -128,6 +128,39 @@ fn every_group_is_measured_on_a_gpu_and_agrees_with_the_rule() {
     assert_eq!(used, (&2.into(), &64.into(), &true.into()), "{options}");
     // Bulk copies load no rows by warps.
     assert!(tuned.len() > 1 && tuned[1..].iter().all(|figure| figure.get("link").is_none()));
+}
+
+/// The figures of pages: the ways of each call, by its other parameters.
+fn ways(entries: &[Value]) -> std::collections::BTreeMap<String, Vec<String>> {
+    let mut ways = std::collections::BTreeMap::<String, Vec<String>>::new();
+    for figure in &entries[1..] {
+        let mut named = figure["parameters"].as_object().unwrap().clone();
+        let number = |name: &str| named[name].as_u64().unwrap();
+        let bytes = number("piece") * number("planes") * number("pages");
+        assert_eq!((&figure["bytes"], &figure["checked"]), (&bytes.into(), &(bytes / 8).into()), "{figure}");
+        assert!(figure["beside"]["memcpy"].as_f64().unwrap() > 0.0, "{figure}");
+        let way = named.remove("way").unwrap().as_str().unwrap().to_owned();
+        ways.entry(format!("{} {named:?}", figure["name"])).or_default().push(way);
+    }
+    ways
+}
+
+#[test]
+fn pages_are_copied_each_way_that_a_device_has() {
+    let only = ["--only", "pages", "--rounds", "1"];
+    // Two directions, three kinds of places, two numbers of planes, three pieces.
+    let host = ways(&entries(&only));
+    assert!(host.len() == 36 && host.values().all(|ways| ways == &["host"]), "{host:?}");
+    let Some(driver) = driver() else { return };
+    let gpu = [&["--device", "cuda:0", "--driver", driver.library()], &only[..]].concat();
+    let found = ways(&entries(&gpu));
+    assert_eq!(found.keys().collect::<Vec<_>>(), host.keys().collect::<Vec<_>>());
+    assert!(found.values().all(|ways| ways == &["copy engine", "kernel"]), "{found:?}");
+    // The text alone says where they cross.
+    let text = succeeds(&[&["bench", "--quick"], &gpu[..]].concat());
+    let lines = text.lines().skip_while(|line| !line.starts_with("Where the ways")).skip(1);
+    let lines: Vec<&str> = lines.take_while(|line| line.starts_with("  to the ")).collect();
+    assert_eq!(lines.len(), 12, "{text}");
 }
 
 #[test]

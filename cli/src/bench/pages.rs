@@ -420,3 +420,89 @@ pub fn crossings(figures: &[Figure]) -> Option<String> {
     let lines: String = engine.chunk_by(|a, b| kind(a) == kind(b)).filter_map(line).collect();
     (!lines.is_empty()).then(|| format!("Where the ways of copying pages cross:{lines}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay::device::host::{HostDevice, HostOptions};
+
+    fn call(direction: Direction, places: Places) -> Call {
+        Call { direction, places, planes: 3, piece: 4096, pages: 5 }
+    }
+
+    #[test]
+    fn bytes_of_another_page_give_no_figure() {
+        for direction in [Direction::Up, Direction::Down] {
+            for places in Places::ALL {
+                let call = call(direction, places);
+                let device: Arc<dyn Probe> = HostDevice::new(HostOptions::default());
+                let rig = Rig::new(Way::Host, device, &[call], true).unwrap();
+                rig.fill(direction, 1, call.room()).unwrap();
+                let planes = call.planes(rig.host.slice, rig.room).unwrap();
+                let mut pages = call.pages();
+                let copy = CopyPages { planes: &planes, pages: &pages };
+                assert_eq!(rig.compared(&call, &copy, 1), Ok(call.bytes() / 8));
+                let place = |error: forebay::Error| error.place().to_owned();
+                let copy = |pages| CopyPages { planes: &planes, pages };
+                let error = rig.compared(&call, &copy(&pages), 2).unwrap_err();
+                assert_eq!(place(error), "plane 0, copy 0, byte 0 of its piece");
+                // The last page comes from where the one before does.
+                let words = rig.copied(direction, call.room()).unwrap();
+                let from = pages[3].0;
+                let last = pages.last_mut().unwrap();
+                let wanted = std::mem::replace(&mut last.0, from);
+                assert_ne!(wanted, from);
+                rig.compared(&call, &copy(&pages), 1).unwrap();
+                assert_ne!(rig.copied(direction, call.room()).unwrap(), words);
+            }
+        }
+    }
+
+    #[test]
+    fn no_two_scattered_pages_touch_each_other() {
+        let pages = Call { pages: 64, ..call(Direction::Up, Places::Scattered) }.pages();
+        let sorted = |side: fn(&(u32, u32)) -> u32| {
+            let mut side: Vec<u32> = pages.iter().map(side).collect();
+            assert!(!side.is_sorted());
+            side.sort_unstable();
+            side
+        };
+        let wanted: Vec<u32> = (0..64).map(|page| 2 * page).collect();
+        assert_eq!([sorted(|page| page.0), sorted(|page| page.1)], [wanted.clone(), wanted]);
+    }
+
+    #[test]
+    fn ways_cross_at_the_piece_from_which_on_the_engine_is_not_slower() {
+        let figure = |name: &str, piece: u64, way: Way, us: f64| {
+            Figure::new("pages", name, vec![us], ("one copy", 1.0), 1)
+                .with("piece", Parameter::Bytes(piece))
+                .with("planes", 16_u32)
+                .with("places", "scattered")
+                .with("way", way.name())
+        };
+        let figures = |name, times: [(f64, f64); 3]| -> Vec<Figure> {
+            let pieces = [4096, 8192, 65536].into_iter().zip(times);
+            let both = |(piece, (engine, kernel))| {
+                [figure(name, piece, Way::Engine, engine), figure(name, piece, Way::Kernel, kernel)]
+            };
+            pieces.flat_map(both).collect()
+        };
+        let all = [
+            // Once ahead by chance is not ahead.
+            figures("a", [(1.0, 2.0), (3.0, 2.0), (2.0, 2.0)]),
+            figures("b", [(1.0, 2.0); 3]),
+            figures("c", [(1.0, 2.0), (1.0, 2.0), (3.0, 2.0)]),
+        ];
+        let text = crossings(&all.concat()).unwrap();
+        let lines: Vec<&str> = text.lines().skip(1).collect();
+        assert_eq!(
+            lines,
+            [
+                "  a, scattered, 16 planes: the copy engine is as fast from 64.0 KiB on",
+                "  b, scattered, 16 planes: the copy engine is as fast at every piece",
+                "  c, scattered, 16 planes: the kernel is faster at the longest piece",
+            ]
+        );
+        assert_eq!(crossings(&[figure("a", 4096, Way::Host, 1.0)]), None);
+    }
+}
