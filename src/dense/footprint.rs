@@ -2,8 +2,10 @@
 
 use crate::dense::config::{Config, Width};
 use crate::device::descriptor::Report;
-use crate::device::host_page_tables;
+use crate::device::{Device, host_page_tables};
 use crate::error::{Error, Kind, Result};
+use crate::os::{self, Faults};
+use crate::total::memory::check_available;
 
 /// The bytes of a dense cache, by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,6 +83,34 @@ impl Config {
         Ok(footprint)
     }
 
+    /// Rejects a cache that the machine has no memory for, before anything is taken. It counts:
+    ///
+    /// - page tables and step descriptors;
+    /// - the host's tier, if its memory is allocated from the start (`populate`, `lock`, or a device that pins host
+    ///   memory), except on huge pages that are reserved;
+    /// - where device memory is the machine's memory, the tensors, and with `populate` or `lock` the pages.
+    ///
+    /// If the system does not report its memory, nothing is rejected.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfMemory`](crate::Kind::OutOfMemory) with `wanted` and `available`.
+    pub(super) fn check_machine(&self, device: &dyn Device, faults: &dyn Faults) -> Result<()> {
+        let Footprint { pages, tables, tensors, host_pages, host_tables, step_descriptors, .. } =
+            self.footprint()?;
+        let state = os::memory_state(faults);
+        let resident = self.memory.populate || self.memory.lock;
+        // The available memory that the system reports does not include reserved huge pages.
+        let reserved = self.memory.huge && state.has_huge(host_pages);
+        let tier = if (resident || device.pins_host_memory()) && !reserved { host_pages } else { 0 };
+        let own = match (device.takes_host_memory(), resident) {
+            (false, _) => [0; 3],
+            (true, false) => [0, tables, tensors],
+            (true, true) => [pages, tables, tensors],
+        };
+        let all = own.into_iter().chain([tier, host_tables, step_descriptors]);
+        check_available(all.fold(0, u64::saturating_add), &state)
+    }
+
     /// Bytes of so many pages of each group.
     fn bytes_of(&self, pages: &[u32]) -> Result<u64> {
         let groups = pages.iter().enumerate();
@@ -121,6 +151,46 @@ mod tests {
     use super::*;
     use crate::dense::config::{Layout, Runs};
     use crate::dense::shape::{Group, Shape};
+
+    /// A machine that reports so many bytes.
+    #[derive(Debug)]
+    struct Reports(u64);
+
+    impl Faults for Reports {
+        fn before(&self, _call: os::Call) -> Option<i32> {
+            None
+        }
+
+        fn memory(&self, read: os::MemoryState) -> os::MemoryState {
+            os::MemoryState { available: Some(self.0), huge_free: 0, ..read }
+        }
+    }
+
+    #[test]
+    fn a_machine_without_the_memory_refuses_before_anything_is_taken() {
+        use crate::device::host::{HostDevice, HostOptions};
+        use crate::total::memory::Memory;
+        let group = Group { layers: vec![0], runs: [1024, 0], window: None };
+        let mut config = Config::new(Shape { page_tokens: 16, groups: vec![group] }, 2, 512);
+        config.host_pages = vec![1000];
+        let footprint = config.footprint().unwrap();
+        for (populate, wanted) in [
+            (true, footprint.device() - footprint.host_page_tables + footprint.host()),
+            (false, footprint.tables + footprint.tensors + footprint.host() - footprint.host_pages),
+        ] {
+            config.memory = Memory { huge: false, populate, lock: false, node: None };
+            let made = |config: &Config, bytes| {
+                let device = HostDevice::new(HostOptions::default());
+                let made = crate::dense::Cache::with_faults(config.clone(), device, &Reports(bytes));
+                made.map(drop)
+                    .map_err(|error| (error.kind(), error.number("wanted"), error.number("available")))
+            };
+            assert_eq!(made(&config, wanted), Ok(()));
+            assert_eq!(made(&config, wanted - 1), Err((Kind::OutOfMemory, Some(wanted), Some(wanted - 1))));
+            let more = Config { overcommit: true, ..config.clone() };
+            assert_eq!(made(&more, wanted - 1), Ok(()));
+        }
+    }
 
     /// Counts the memory integer by integer and row by row.
     fn counted(config: &Config) -> Footprint {

@@ -196,7 +196,9 @@ impl Cache {
     /// the cache is gone. It also keeps the memory that was taken before an error: try again on a new device.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] and [`Kind::Overflow`] name the field. [`Kind::OutOfMemory`] gives the size.
+    /// [`Kind::InvalidConfig`] and [`Kind::Overflow`] name the field. [`Kind::OutOfMemory`] gives the size; if the
+    /// machine has less memory than the cache would take, it gives `wanted` and `available`, and nothing was taken
+    /// ([`Config::overcommit`] skips this check).
     pub fn new(config: Config, device: Arc<dyn Device>) -> Result<Cache> {
         Cache::with_faults(config, device, &NoFaults)
     }
@@ -209,6 +211,7 @@ impl Cache {
         config.check()?;
         let overcommits = Overcommits(faults);
         let faults: &dyn Faults = if config.overcommit { &overcommits } else { faults };
+        config.check_machine(&*device, faults)?;
         let (entries, groups) = (config.entries()?, config.shape.groups.len());
         let mut fallbacks = Vec::new();
         let mut secret = Secret([0; 32]);
