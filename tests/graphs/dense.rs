@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::panic::catch_unwind;
 use std::sync::{Arc, Mutex};
 
-use super::device::{TestDevice, driver_is_there};
+use super::device::{TestDevice, driver_is_there, is_given};
 use engine::{Expected, Kernels, Launch};
 use forebay::dense::{Cache, Config, Group, Open, Shape, Tensors};
 use forebay::device::host::HostOptions;
@@ -138,13 +138,17 @@ fn one_graph_of_a_dense_model_serves_all_steps_of_a_world() {
     if !driver_is_there() {
         return;
     }
+    // Each piece of work is a thread on a given driver.
+    let usual = if is_given() { 8 } else { 40 };
+    let worlds = if super::launched::soak() { 1000 } else { usual };
     let (mut done, mut launches) = ([0; DONE], 0);
-    for seed in 0..if super::launched::soak() { 1000 } else { 40 } {
-        let ran = run(seed, (seed % 2 == 1).then_some(seed), false);
+    for seed in 0..worlds {
+        let ran = run(seed.into(), (seed % 2 == 1).then_some(seed.into()), false);
         done.iter_mut().zip(ran.0).for_each(|(sum, done)| *sum += done);
         launches += ran.1;
     }
-    assert!(launches > 1000 && done.iter().all(|done| *done > 0), "{launches} launches, {done:?}");
+    let all = worlds < 40 || done.iter().all(|done| *done > 0);
+    assert!(launches > 25 * worlds && all, "{launches} launches, {done:?}");
 }
 
 #[test]
