@@ -2,9 +2,9 @@
 //! in every step of a random world.
 //!
 //! Sequences open, grow, fork, park and close between the launches, so page tables, slots and lengths change, as data
-//! at the same addresses. `prepare`, the waits for pages and `finish` are outside of the graph. In the graph copies take
-//! the step's tensors, as a driver's own work would read them, and each layer's kernels write the new rows and read the
-//! others by these copies. The world checks every row against its stamps.
+//! at the same addresses. `prepare`, the waits for pages and `finish` are outside of the graph. In the graph copies
+//! take the step's tensors, as a driver's own work would read them, and each layer's kernels write the new rows and
+//! read the others by these copies. The world checks every row against its stamps.
 
 #[path = "../dense/configs.rs"]
 mod configs;
