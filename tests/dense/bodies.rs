@@ -20,7 +20,7 @@ pub fn dense_ops(bytes: &[u8]) {
 pub fn dense_world(bytes: &[u8]) -> [u32; DONE] {
     let mut head = bytes.iter();
     let (variant, order) = (*head.next().unwrap_or(&0), *head.next().unwrap_or(&0));
-    let on = if order % 4 == 0 { On::Inline } else { On::Clock(order.into()) };
+    let on = if order.is_multiple_of(4) { On::Inline } else { On::Clock(order.into()) };
     let mut world = World::new(variant.into(), on);
     world.run_bytes(head.as_slice());
     world.done

@@ -41,11 +41,11 @@ const IDS: [u32; 96] = [3; 96];
 impl Caller {
     fn new(variant: u32) -> Caller {
         let group = |layers: &[u32], window| Group { layers: layers.to_vec(), runs: [16, 0], window };
-        let groups = vec![group(&[0, 2], None), group(&[1], (variant % 2 == 0).then_some(20))];
+        let groups = vec![group(&[0, 2], None), group(&[1], variant.is_multiple_of(2).then_some(20))];
         let base = Config::new(Shape { page_tokens: 16, groups }, 3, 90);
         let memory = Memory { huge: false, populate: false, lock: false, node: None };
         let config = Config { step_tokens: 40, query_rows: 2, micro_batches: 2, memory, ..base };
-        let host_pages = if variant % 3 == 0 { Vec::new() } else { vec![6, 6] };
+        let host_pages = if variant.is_multiple_of(3) { Vec::new() } else { vec![6, 6] };
         let config = Config { host_pages, bring_layers: variant % 3, ..config };
         let device = HostDevice::new(HostOptions::default());
         let stream = device.stream().unwrap();

@@ -34,10 +34,13 @@ struct Turn {
     now: Option<(Kernels, Arc<Vec<Expected>>)>,
 }
 
+/// A graph, and the steps that it is launched for.
+type Captured = (Graph, Arc<Mutex<Turn>>);
+
 /// A graph for each micro-batch.
 #[derive(Debug, Default)]
 struct Graphs {
-    by_micro: [Mutex<Option<(Graph, Arc<Mutex<Turn>>)>>; 2],
+    by_micro: [Mutex<Option<Captured>>; 2],
     launches: Mutex<u32>,
     /// The control: page tables are copied at the capture, and not by each launch.
     frozen: bool,
@@ -62,7 +65,7 @@ impl Graphs {
         tensors: &Tensors,
         device: &dyn Device,
         stream: Stream,
-    ) -> (Graph, Arc<Mutex<Turn>>) {
+    ) -> Captured {
         let (copied, turn) = (Arc::new(alike(device, tensors)), Arc::new(Mutex::new(Turn::default())));
         let copy = |from, to| device.copy(stream, from, to).unwrap();
         let tables = || tensors.tables.iter().zip(&copied.tables).for_each(|(from, to)| copy(*from, *to));
@@ -85,7 +88,7 @@ impl Graphs {
                 if layer == 0 {
                     turn.now = turn.waiting.pop_front();
                 }
-                let (kernels, rows) = turn.now.as_ref().expect("a launch has a step");
+                let (kernels, rows) = turn.now.as_ref().unwrap();
                 kernels.work(&copied, rows, layer);
                 if layer + 1 == layers {
                     turn.now = None;
