@@ -158,7 +158,8 @@ fn pages_are_copied_each_way_that_a_device_has() {
     assert!(found.values().all(|ways| ways == &["copy engine", "kernel"]), "{found:?}");
     // The text alone says where they cross.
     let text = succeeds(&[&["bench", "--quick"], &gpu[..]].concat());
-    let lines = text.lines().skip_while(|line| !line.starts_with("Where the ways")).skip(1);
+    let lines =
+        text.lines().skip_while(|line| !line.starts_with("Pieces of pages that the copy engine")).skip(1);
     let lines: Vec<&str> = lines.take_while(|line| line.starts_with("  to the ")).collect();
     assert_eq!(lines.len(), 12, "{text}");
 }

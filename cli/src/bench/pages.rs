@@ -408,17 +408,19 @@ pub fn crossings(figures: &[Figure]) -> Option<String> {
         };
         let ahead = engine.iter().rev().take_while(faster).count();
         let from = match engine.len() - ahead {
-            0 => "the copy engine is as fast at every piece".to_owned(),
+            0 => "all".to_owned(),
             at => match engine.get(at) {
-                Some(figure) => format!("the copy engine is as fast from {} on", parameter(figure, "piece")),
-                None => "the kernel is faster at the longest piece".to_owned(),
+                Some(figure) => format!("from {} on", parameter(figure, "piece")),
+                None => "not the longest".to_owned(),
             },
         };
         let planes = if planes == 1 { "1 plane".to_owned() } else { format!("{planes} planes") };
         Some(format!("\n  {name}, {places}, {planes}: {from}"))
     };
     let lines: String = engine.chunk_by(|a, b| kind(a) == kind(b)).filter_map(line).collect();
-    (!lines.is_empty()).then(|| format!("Where the ways of copying pages cross:{lines}"))
+    (!lines.is_empty()).then(|| {
+        format!("Pieces of pages that the copy engine copies at least as fast as the kernel:{lines}")
+    })
 }
 
 #[cfg(test)]
@@ -498,9 +500,9 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "  a, scattered, 16 planes: the copy engine is as fast from 64.0 KiB on",
-                "  b, scattered, 16 planes: the copy engine is as fast at every piece",
-                "  c, scattered, 16 planes: the kernel is faster at the longest piece",
+                "  a, scattered, 16 planes: from 64.0 KiB on",
+                "  b, scattered, 16 planes: all",
+                "  c, scattered, 16 planes: not the longest",
             ]
         );
         assert_eq!(crossings(&[figure("a", 4096, Way::Host, 1.0)]), None);
