@@ -1,7 +1,7 @@
 //! Claims: forebay's own work on the host for a step of 61 layers, batch 160, two query rows, from prepare to retire
 //! without the layers, takes at most 60 us of one core. An uncaptured layer of two micro-batches of 80 takes at most 2
-//! us in addition to the driver's calls. A step of a dense cache, batch 160, one query row, takes at most 20 us: with one
-//! group of layers, and with two, one of which has a window.
+//! us in addition to the driver's calls. A step of a dense cache, batch 160, one query row, takes at most 20 us: with
+//! one group of layers, and with two, one of which has a window.
 //!
 //! The device is the CUDA device over a driver whose calls do nothing (`support/idle.c`). So the figures include the
 //! device's checks, locks and look-ups, and no kernel. The time of a real driver's calls needs a GPU to measure; the
