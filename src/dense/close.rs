@@ -23,7 +23,18 @@ impl Cache {
         let index = sequence.index as usize;
         self.records[index].state = State::Closing;
         self.hear();
-        self.release_closed(index, stream)
+        let released = self.release_closed(index, stream);
+        // A later call gives the pages back, and may name another stream.
+        let waits = self.records[index].state == State::Closing;
+        let left = if waits { self.record_left(stream) } else { Ok(()) };
+        released.and(left)
+    }
+
+    /// Orders everything that takes given-back pages from now on after the work on `stream`. One event covers all
+    /// streams, so its last record comes after those of the others.
+    pub(super) fn record_left(&self, stream: Stream) -> Result<()> {
+        self.device.wait(stream, self.left)?;
+        self.device.record(self.left, stream)
     }
 
     /// Frees the resources of work that has ended meanwhile: those of closed sequences, pages that finished copies have
@@ -55,9 +66,7 @@ impl Cache {
                 return Ok(());
             }
         }
-        // One event covers all sequences that were closed, so its last record comes after those of other streams.
-        self.device.wait(stream, self.left)?;
-        self.device.record(self.left, stream)?;
+        self.record_left(stream)?;
         self.free(index)
     }
 

@@ -63,8 +63,7 @@ impl Cache {
         reserve(&mut self.records[index].parked, pages, "park", "pages of a parked sequence")?;
         self.release_held(index)?;
         // What the engine has enqueued for the sequence comes before all that others do with its pages.
-        self.device.wait(stream, self.left)?;
-        self.device.record(self.left, stream)?;
+        self.record_left(stream)?;
         self.flush(stream)?;
         let record = &mut self.records[index];
         let rows = &mut record.rows;

@@ -527,3 +527,34 @@ fn the_first_step_comes_after_a_truncation_of_pages_that_came_back() {
     });
     assert_eq!(found, [("its step", 1)]);
 }
+
+/// A sequence is closed while its ticket is pending; a call that names another stream gives its pages back.
+#[test]
+fn pages_that_are_given_back_later_are_written_after_the_stream_of_the_close() {
+    let found = missed((7, 4), |rig| {
+        let first = rig.published(&IDS)?;
+        drop(rig.cache.truncate(first, 41, rig.streams[0])?);
+        rig.run();
+        let (child, ticket) = rig.cache.fork(first, 8, rig.streams[SIDE])?;
+        let other = rig.streams[OTHER];
+        rig.clock.hold(other)?;
+        rig.name("reading");
+        let forked = rig.watch.event()?;
+        rig.watch.record(forked, rig.streams[SIDE])?;
+        rig.watch.wait(other, forked)?;
+        let reads: Vec<_> = rig.rows(child, 32, 41).iter().map(|slice| bytes(slice, false)).collect();
+        rig.watch.engine(other, "another reader", &reads)?;
+        rig.close(child, OTHER)?;
+        assert_eq!(rig.cache.stats().free_pages[0], 0);
+        // The copy has ended; the reader has not.
+        rig.watch.synchronize(forked)?;
+        assert!(ticket.poll().is_some());
+        rig.name("reaping");
+        assert_eq!((rig.cache.reap(rig.streams[0])?, rig.cache.stats().free_pages[0]), (0, 2));
+        let second = rig.cache.open(&Open { prompt: 20, promised: 8 })?;
+        let step = rig.step("writing to its pages", 0, second, (0, 0), 20);
+        rig.clock.let_go(other)?;
+        step.map(drop)
+    });
+    assert_eq!(found, [("reading", 1), ("reaping", 1)]);
+}

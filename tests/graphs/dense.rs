@@ -59,13 +59,7 @@ fn alike(device: &dyn Device, tensors: &Tensors) -> Tensors {
 }
 
 impl Graphs {
-    fn capture(
-        &self,
-        kernels: &Kernels,
-        tensors: &Tensors,
-        device: &dyn Device,
-        stream: Stream,
-    ) -> Captured {
+    fn capture(&self, kernels: &Kernels, tensors: &Tensors, device: &dyn Device, stream: Stream) -> Captured {
         let (copied, turn) = (Arc::new(alike(device, tensors)), Arc::new(Mutex::new(Turn::default())));
         let copy = |from, to| device.copy(stream, from, to).unwrap();
         let tables = || tensors.tables.iter().zip(&copied.tables).for_each(|(from, to)| copy(*from, *to));

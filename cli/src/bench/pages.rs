@@ -10,7 +10,7 @@
 //! kernel. The ways run in turn, and the report names the piece at which they cross. The host has one way.
 //!
 //! The ceiling is one copy of as many bytes on the same device, between the same two memories, in turn with the pages.
-//! A memcpy between two vectors of the process stands beside it. Every copied byte is compared with its source, in a
+//! A memcpy between two vectors of the process is shown beside it. Every copied byte is compared with its source, in a
 //! copy after the last round: each figure has other bytes, so that none is left over from the one before.
 
 use std::sync::Arc;
@@ -23,8 +23,7 @@ use forebay::measure::{Ceilings, Probe};
 use super::asked::Asked;
 use super::host_memory::Memory;
 use super::oracle::{Numbers, differs, mix};
-use super::result::{Figure, Parameter, Spread};
-use super::text::parameter;
+use super::result::{Figure, Parameter, Spread, parameter};
 use super::timer::Timer;
 use crate::input::device::ProbeOptions;
 
@@ -283,7 +282,7 @@ impl Rig {
 
 /// The word at a byte of the memory to copy from.
 fn word(seed: u64, at: u64) -> u64 {
-    mix(seed << 40 | at / 8)
+    mix((seed << 40) | (at / 8))
 }
 
 /// The times of a way.
@@ -334,7 +333,8 @@ fn figures(
     }
     let ceiling = ("one copy", Spread::of(copies).us);
     let memcpy = Spread::of(memcpys).us;
-    let of = |((rig, planes), times): ((&Rig, &Vec<(Plane, Plane)>), Times)| {
+    let mut figures = Vec::new();
+    for ((rig, planes), times) in rigs.iter().zip(&planes).zip(times) {
         let checked = rig.compared(call, &CopyPages { planes, pages: &pages }, seed)?;
         let mut figure = Figure::new("pages", call.direction.name(), times.pages, ceiling, checked)
             .with("piece", Parameter::Bytes(call.piece))
@@ -348,9 +348,9 @@ fn figures(
             figure.beside.push(("the host's call", Spread::of(times.call).us));
         }
         asked.progress.inc(1);
-        asked.known(figure)
-    };
-    rigs.iter().zip(&planes).zip(times).map(of).collect()
+        figures.push(asked.known(figure)?);
+    }
+    Ok(figures)
 }
 
 /// Microseconds of a memcpy between two vectors.

@@ -3,8 +3,8 @@
 //!
 //! The picture is a separate file, so it contains the page's style.
 
-use super::result::{Figure, Measured, gb};
-use super::text::{above, ceilings_line, device_line, groups, parameter, parameters, percent};
+use super::result::{Figure, Measured, gb, parameter};
+use super::text::{above, ceilings_line, device_line, groups, parameters, percent};
 use crate::present::html::numbers::{short, time};
 use crate::present::html::scale::{Scale, apart};
 use crate::present::html::svg::{Anchor, Point, Svg, document};

@@ -5,6 +5,7 @@ use forebay::measure::{Ceilings, Facts};
 
 use super::link::Link;
 use crate::present::numbers;
+use crate::present::output::harmless;
 
 /// A parameter's value.
 #[derive(Clone, Debug, PartialEq)]
@@ -207,6 +208,12 @@ pub struct Measured {
     pub rounds: u32,
     /// Tiny shapes.
     pub quick: bool,
+}
+
+/// A parameter as text; empty if the figure does not have it.
+pub fn parameter(figure: &Figure, name: &str) -> String {
+    let found = figure.parameters.iter().find(|(key, _)| *key == name);
+    found.map(|(_, value)| harmless(&value.to_string())).unwrap_or_default()
 }
 
 /// Gigabytes (1e9) a second.

@@ -4,7 +4,7 @@ use forebay::measure::{Ceilings, Facts};
 
 use super::json::LinkEntry;
 use super::pages;
-use super::result::{Figure, Measured, gb};
+use super::result::{Figure, Measured, gb, parameter};
 use crate::present::numbers::{counted, number};
 use crate::present::output::harmless;
 use crate::present::terminal::{Look, Spare, align_right};
@@ -64,12 +64,6 @@ pub fn parameters(figures: &[Figure]) -> Vec<&'static str> {
         }
     }
     names
-}
-
-/// A parameter as text; empty if the figure does not have it.
-pub fn parameter(figure: &Figure, name: &str) -> String {
-    let found = figure.parameters.iter().find(|(key, _)| *key == name);
-    found.map(|(_, value)| harmless(&value.to_string())).unwrap_or_default()
 }
 
 /// A share as percent, with two digits if it is small.

@@ -72,7 +72,8 @@ class Step(StepBase):
         Without one it is the stream on which the step was prepared.
 
         Raises:
-            InvalidState: the step is already finished, or, with `bring_layers`, `arrived` was not called for all layers.
+            InvalidState: the step is already finished, or, with `bring_layers`, `arrived` was not called for all
+                layers.
             InvalidArgument: the stream.
             Closed.
         """
