@@ -1,5 +1,6 @@
 //! The loop of a dense model of docs/integration.md, in Rust: a prompt in chunks, then steps that decode a token. A
-//! second request with the same prompt finds its pages.
+//! second request with the same prompt finds its pages. In the middle of each another request is urgent, and the device
+//! is full: the running one is parked on the host, and comes back layer by layer.
 
 use forebay::dense::{Cache, Config, Group, Open, Shape, View, Width};
 use forebay::device::host::{HostDevice, HostOptions};
@@ -13,6 +14,8 @@ const PROMPT: usize = 1000;
 const CHUNK: usize = 256;
 const STEPS: usize = 100;
 const MOST: usize = PROMPT + STEPS;
+/// Pages of the device and of the host: those of one request, with its rows in flight, and a few more.
+const PAGES: u32 = MOST as u32 / PAGE as u32 + 12;
 
 /// The engine: a model whose K and V of a token are bytes of the token's id.
 struct Engine {
@@ -41,13 +44,13 @@ impl Engine {
     }
 
     /// The projections: new rows go to their slots.
-    fn write_rows(&self, cache: &Cache, layer: u32, rows: usize) -> forebay::Result<()> {
+    fn write_rows(&self, cache: &Cache, layer: u32, ids: &[u32], rows: usize) -> forebay::Result<()> {
         let (tensors, width) = (cache.tensors(MicroBatch(0))?, cache.config().width);
         let (slots, positions) =
             (self.words(tensors.slots[0], width)?, self.words(tensors.positions, width)?);
         for (slot, position) in slots.iter().zip(positions).take(rows) {
             for run in 0..2 {
-                let row = vec![self.ids[position as usize] as u8; RUN as usize];
+                let row = vec![ids[position as usize] as u8; RUN as usize];
                 self.device.write(place(cache, layer, run, *slot)?, &row)?;
             }
         }
@@ -55,7 +58,7 @@ impl Engine {
     }
 
     /// Attention: reads the rows of the only batch row by its page table, and checks whose they are.
-    fn attend(&self, cache: &Cache, layer: u32) -> forebay::Result<u64> {
+    fn attend(&self, cache: &Cache, layer: u32, ids: &[u32]) -> forebay::Result<u64> {
         let tensors = cache.tensors(MicroBatch(0))?;
         let table = self.words(tensors.tables[0], Width::I32)?;
         let length = self.words(tensors.lengths, Width::I32)?[0];
@@ -65,7 +68,7 @@ impl Engine {
             for run in 0..2 {
                 let mut row = vec![0; RUN as usize];
                 self.device.read(place(cache, layer, run, slot)?, &mut row)?;
-                if row != [self.ids[at as usize] as u8; RUN as usize] {
+                if row != [ids[at as usize] as u8; RUN as usize] {
                     return Err(Error::new(Kind::Corrupt, "engine").at("another row").with("position", at));
                 }
                 sum += if run == 0 { u64::from(row[0]) } else { 0 };
@@ -74,11 +77,11 @@ impl Engine {
         Ok(sum)
     }
 
-    /// One step of one sequence: `rows` query rows, after `accepted` of the last step's.
+    /// One step of one sequence with these token ids: `rows` query rows, after `accepted` of the last step's.
     fn step(
         &self,
         cache: &mut Cache,
-        sequence: Sequence,
+        (sequence, ids): (Sequence, &[u32]),
         accepted: usize,
         rows: usize,
     ) -> forebay::Result<u64> {
@@ -87,14 +90,34 @@ impl Engine {
         let mut step = cache.prepare(MicroBatch(0), &[row], None, self.stream)?;
         // A captured graph reads the same tensors in every step.
         for layer in 0..LAYERS {
+            // Pages that come back from the host are there.
+            cache.arrived(&step, layer, self.stream)?;
             // P: the engine writes the new rows to their slots. A: attention reads the pages.
-            self.write_rows(cache, layer, rows)?;
-            sum += self.attend(cache, layer)?;
+            self.write_rows(cache, layer, ids, rows)?;
+            sum += self.attend(cache, layer, ids)?;
         }
         cache.finish(&mut step, self.stream)?;
         // When the step has ended: the committed length, and the word that its tokens may be used.
         cache.retire(step, self.stream).map_err(|unretired| unretired.error)?;
         Ok(sum)
+    }
+
+    /// Another request is urgent, and the device is full: the running one waits on the host until it has ended.
+    fn preempt(&self, cache: &mut Cache, running: Sequence, accepted: usize) -> forebay::Result<()> {
+        let open = Open { prompt: CHUNK as u32, promised: 1 };
+        let urgent = match cache.open(&open) {
+            Err(error) if error.kind() == Kind::Exhausted => {
+                let _copies = cache.park(running, accepted as u32, self.stream)?;
+                cache.open(&open)?
+            }
+            opened => opened?,
+        };
+        let ids = &self.ids[1..];
+        self.step(cache, (urgent, ids), 0, CHUNK)?;
+        self.step(cache, (urgent, ids), CHUNK, 1)?;
+        cache.close(urgent, self.stream)?;
+        let _copies = cache.resume(running, self.stream)?;
+        Ok(())
     }
 
     /// A request: opens, computes what is not there, decodes, publishes, closes. Returns the tokens that were there,
@@ -105,16 +128,21 @@ impl Engine {
         let open = Open { prompt: PROMPT as u32, promised: STEPS as u32 };
         let opened = cache.open_shared(&open, &names, self.stream)?;
         let (sequence, found) = (opened.sequence, opened.found.tokens);
-        let (mut at, mut rows, mut sum) = (found as usize, 0, 0);
+        let (own, mut at) = ((sequence, &self.ids[..]), found as usize);
+        let (mut accepted, mut sum) = (0, 0);
         while at < PROMPT {
-            let accepted = rows;
-            rows = CHUNK.min(PROMPT - at);
-            sum += self.step(cache, sequence, accepted, rows)?;
-            at += rows;
+            let rows = CHUNK.min(PROMPT - at);
+            sum += self.step(cache, own, accepted, rows)?;
+            (at, accepted) = (at + rows, rows);
         }
-        for _ in 0..STEPS {
-            sum += self.step(cache, sequence, rows, 1)?;
-            rows = 1;
+        for number in 0..STEPS {
+            if number == STEPS / 2 {
+                self.preempt(cache, sequence, accepted)?;
+                // The parking has accepted the last rows.
+                accepted = 0;
+            }
+            sum += self.step(cache, own, accepted, 1)?;
+            accepted = 1;
         }
         // Full pages whose rows are accepted are found by later requests.
         cache.publish(sequence, found, Tokens::new(&self.ids[found as usize..]))?;
@@ -128,6 +156,8 @@ pub fn serve() -> forebay::Result<String> {
     let device = HostDevice::new(HostOptions::default());
     let groups = vec![Group { layers: (0..LAYERS).collect(), runs: [RUN, RUN], window: None }];
     let mut config = Config::new(Shape { page_tokens: PAGE as u32, groups }, 4, MOST as u32);
+    (config.device_pages, config.host_pages) = (vec![PAGES], vec![PAGES]);
+    config.bring_layers = 1;
     config.memory.lock = false;
     let mut cache = Cache::new(config, device.clone())?;
     let (stream, ids) = (device.stream()?, (0..MOST as u32).map(|at| at * 7 % 251).collect());

@@ -6,7 +6,6 @@
 //! every slot, byte by byte, the selected row.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-#[cfg(feature = "cuda")]
 #[allow(dead_code, reason = "a world for several tests")]
 #[path = "graphs/dense.rs"]
 mod dense;

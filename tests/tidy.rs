@@ -197,6 +197,8 @@ fn listings_of_the_pages_are_programs_that_are_run() {
         ("docs/integration.md", "## The loop in four languages", "cpp", "examples/integration/decode.cpp"),
         ("docs/integration.md", "## The loop in four languages", "python", "examples/integration/decode.py"),
         ("docs/integration.md", "## Dense models", "c", "examples/integration/dense.c"),
+        ("docs/integration.md", "## Dense models", "rust", "examples/dense.rs"),
+        ("docs/integration.md", "## Dense models", "cpp", "examples/integration/dense.cpp"),
         ("docs/integration.md", "## Dense models", "python", "examples/integration/dense.py"),
     ];
     for (page, heading, language, program) in shown {

@@ -1,11 +1,14 @@
 /* The loop of a dense model of docs/integration.md, in C: a prompt in chunks, then steps that decode a token. A second
- * request with the same prompt finds its pages. */
+ * request with the same prompt finds its pages. In the middle of each another request is urgent, and the device is full:
+ * the running one is parked on the host, and comes back layer by layer. */
 #include <forebay.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { LAYERS = 4, RUN = 256, PAGE = 16, PROMPT = 1000, CHUNK = 256, STEPS = 100, MOST = PROMPT + STEPS };
+/* Pages of the device and of the host: those of one request, with its rows in flight, and a few more. */
+enum { PAGES = MOST / PAGE + 12 };
 
 static const uint32_t LAYER_NUMBERS[LAYERS] = {0, 1, 2, 3};
 
@@ -41,14 +44,24 @@ static void write_rows(const fb_dense *dense, uint32_t layer, const fb_dense_ste
     }
 }
 
-/* The engine's attention: reads the rows of the only batch row by its page table. */
-static uint64_t attend(const fb_dense *dense, uint32_t layer, const fb_dense_step_tensors *tensors) {
+/* The engine's attention: reads the rows of the only batch row by its page table, and checks whose they are. */
+static uint64_t attend(const fb_dense *dense, uint32_t layer, const fb_dense_step_tensors *tensors,
+                       const uint32_t *ids) {
     const int32_t *table = tensors->tables[0], *lengths = tensors->lengths;
-    fb_dense_layer_view keys = view_of(dense, layer, 0);
     uint64_t sum = 0;
-    for (uint32_t at = 0; at < (uint32_t)lengths[0]; at++) {
-        uint64_t page = (uint64_t)table[at / PAGE];
-        sum += ((const uint8_t *)keys.address + page * keys.stride + at % PAGE * keys.row_bytes)[0];
+    for (uint32_t run = 0; run < 2; run++) {
+        fb_dense_layer_view view = view_of(dense, layer, run);
+        for (uint32_t at = 0; at < (uint32_t)lengths[0]; at++) {
+            const uint8_t *page = (const uint8_t *)view.address + (uint64_t)table[at / PAGE] * view.stride;
+            const uint8_t *row = page + at % PAGE * view.row_bytes;
+            uint8_t wanted[RUN];
+            memset(wanted, (int)(ids[at] & 0xff), sizeof wanted);
+            if (memcmp(row, wanted, sizeof wanted) != 0) {
+                fprintf(stderr, "another row at position %u\n", (unsigned)at);
+                exit(1);
+            }
+            sum += run == 0 ? row[0] : 0;
+        }
     }
     return sum;
 }
@@ -64,15 +77,32 @@ static uint64_t step_of(fb_dense *dense, uint64_t sequence, const uint32_t *ids,
     tensors.size = sizeof tensors;
     must(fb_dense_tensors(dense, 0, &tensors), dense);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        /* Pages that come back from the host are there. */
+        must(fb_dense_arrived(dense, step, layer, NULL), dense);
         /* P: the engine writes the new rows to their slots. A: attention reads the pages. */
         write_rows(dense, layer, &tensors, ids, rows);
-        sum += attend(dense, layer, &tensors);
+        sum += attend(dense, layer, &tensors, ids);
     }
     must(fb_dense_finish(dense, step, NULL), dense);
     /* When the step has ended: the committed length, and the word that its tokens may be used. */
     uint32_t length = 0;
     must(fb_dense_retire(dense, &step, NULL, &length, 1, NULL), dense);
     return sum;
+}
+
+/* Another request is urgent, and the device is full: the running one waits on the host until it has ended. */
+static void preempt(fb_dense *dense, uint64_t running, uint32_t accepted, const uint32_t *ids) {
+    uint64_t urgent = 0;
+    fb_status opened = fb_dense_open(dense, CHUNK, 1, &urgent);
+    if (opened == FB_EXHAUSTED) {
+        must(fb_dense_park(dense, running, accepted, NULL, NULL), dense);
+        opened = fb_dense_open(dense, CHUNK, 1, &urgent);
+    }
+    must(opened, dense);
+    step_of(dense, urgent, ids, 0, CHUNK);
+    step_of(dense, urgent, ids, CHUNK, 1);
+    must(fb_dense_close(dense, urgent, NULL), dense);
+    must(fb_dense_resume(dense, running, NULL, NULL), dense);
 }
 
 /* A request: opens, computes what is not there, decodes, publishes, closes. Returns how many tokens were there. */
@@ -89,14 +119,20 @@ static uint32_t serve(fb_dense *dense, const uint32_t *ids, uint64_t *sum) {
     found.size = sizeof found;
     must(fb_dense_open_shared(dense, PROMPT, STEPS, names, NULL, &sequence, &found, NULL), dense);
     must(fb_dense_names_destroy(names), names);
-    uint32_t rows = 0;
-    for (uint32_t at = found.tokens; at < PROMPT; at += rows) {
-        uint32_t accepted = rows;
-        rows = PROMPT - at < CHUNK ? PROMPT - at : CHUNK;
+    uint32_t accepted = 0;
+    for (uint32_t at = found.tokens; at < PROMPT; at += accepted) {
+        uint32_t rows = PROMPT - at < CHUNK ? PROMPT - at : CHUNK;
         *sum += step_of(dense, sequence, ids, accepted, rows);
+        accepted = rows;
     }
     for (uint32_t number = 0; number < STEPS; number++) {
-        *sum += step_of(dense, sequence, ids, number == 0 ? rows : 1, 1);
+        if (number == STEPS / 2) {
+            preempt(dense, sequence, accepted, ids + 1);
+            /* The parking has accepted the last rows. */
+            accepted = 0;
+        }
+        *sum += step_of(dense, sequence, ids, accepted, 1);
+        accepted = 1;
     }
     /* Full pages whose rows are accepted are found by later requests. */
     fb_tokens next = {0};
@@ -124,6 +160,8 @@ int main(void) {
     config.page_tokens = PAGE;
     config.sequences = 4;
     config.max_tokens = MOST;
+    config.device_pages[0] = config.host_pages[0] = PAGES;
+    config.bring_layers = 1;
     config.memory = FB_MEMORY_UNLOCKED;
     char text[512] = "";
     fb_dense *dense = NULL;

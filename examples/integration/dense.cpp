@@ -1,5 +1,6 @@
 // The loop of a dense model of docs/integration.md, in C++: a prompt in chunks, then steps that decode a token. A
-// second request with the same prompt finds its pages.
+// second request with the same prompt finds its pages. In the middle of each another request is urgent, and the device
+// is full: the running one is parked on the host, and comes back layer by layer.
 #include <forebay.h>
 
 #include <algorithm>
@@ -14,6 +15,8 @@
 
 constexpr std::uint32_t kLayers = 4, kRun = 256, kPage = 16, kPrompt = 1000, kChunk = 256, kSteps = 100;
 constexpr std::uint32_t kMost = kPrompt + kSteps;
+// Pages of the device and of the host: those of one request, with its rows in flight, and a few more.
+constexpr std::uint32_t kPages = kMost / kPage + 12;
 
 struct Destroy {
     void operator()(fb_device *device) const { fb_device_destroy(device); }
@@ -64,13 +67,21 @@ public:
         std::uint64_t sequence = 0;
         auto found = sized<fb_dense_found>();
         must(fb_dense_open_shared(dense_, kPrompt, kSteps, hashed, nullptr, &sequence, &found, nullptr), dense_);
-        std::uint32_t rows = 0;
-        for (std::uint32_t at = found.tokens; at < kPrompt; at += rows) {
-            const std::uint32_t accepted = rows;
-            rows = std::min(kPrompt - at, kChunk);
-            step(sequence, accepted, rows);
+        std::uint32_t accepted = 0;
+        for (std::uint32_t at = found.tokens; at < kPrompt; at += accepted) {
+            const std::uint32_t rows = std::min(kPrompt - at, kChunk);
+            sum_ += step(sequence, ids_.data(), accepted, rows);
+            accepted = rows;
         }
-        for (std::uint32_t number = 0; number < kSteps; number++) step(sequence, number == 0 ? rows : 1, 1);
+        for (std::uint32_t number = 0; number < kSteps; number++) {
+            if (number == kSteps / 2) {
+                preempt(sequence, accepted);
+                // The parking has accepted the last rows.
+                accepted = 0;
+            }
+            sum_ += step(sequence, ids_.data(), accepted, 1);
+            accepted = 1;
+        }
         // Full pages whose rows are accepted are found by later requests.
         const fb_tokens all = tokens(found.tokens, kMost - found.tokens);
         std::uint32_t published = 0;
@@ -79,7 +90,7 @@ public:
         return found.tokens;
     }
 
-    // The sum of what attention has read since the last call.
+    // The sum of what attention has read for these requests since the last call.
     std::uint64_t sum() { return std::exchange(sum_, 0); }
 
 private:
@@ -96,12 +107,12 @@ private:
     }
 
     // The projections: new rows go to their slots.
-    void write_rows(std::uint32_t layer, std::uint32_t rows) {
+    void write_rows(std::uint32_t layer, const std::uint32_t *ids, std::uint32_t rows) const {
         auto *slots = static_cast<const std::int64_t *>(tensors_.slots[0]);
         auto *positions = static_cast<const std::int64_t *>(tensors_.positions);
         for (std::uint32_t at = 0; at < rows; at++) {
             const auto slot = static_cast<std::uint64_t>(slots[at]);
-            const auto id = static_cast<int>(ids_[static_cast<std::size_t>(positions[at])]);
+            const auto id = static_cast<int>(ids[positions[at]]);
             for (std::uint32_t run = 0; run < 2; run++) {
                 std::memset(row(layer, run, slot / kPage, slot % kPage), id, kRun);
             }
@@ -109,32 +120,54 @@ private:
     }
 
     // Attention: reads the rows of the only batch row by its page table, and checks whose they are.
-    void attend(std::uint32_t layer) {
+    std::uint64_t attend(std::uint32_t layer, const std::uint32_t *ids) const {
+        std::uint64_t sum = 0;
         auto *table = static_cast<const std::int32_t *>(tensors_.tables[0]);
         const auto length = static_cast<std::uint32_t>(static_cast<const std::int32_t *>(tensors_.lengths)[0]);
         for (std::uint32_t at = 0; at < length; at++) {
             for (std::uint32_t run = 0; run < 2; run++) {
                 const std::uint8_t *bytes = row(layer, run, static_cast<std::uint64_t>(table[at / kPage]), at % kPage);
-                if (std::count(bytes, bytes + kRun, ids_[at]) != kRun) throw std::runtime_error("another row");
-                sum_ += run == 0 ? bytes[0] : 0;
+                if (std::count(bytes, bytes + kRun, ids[at]) != kRun) throw std::runtime_error("another row");
+                sum += run == 0 ? bytes[0] : 0;
             }
         }
+        return sum;
     }
 
     // One step of one sequence: `rows` query rows, after `accepted` of the last step's.
-    void step(std::uint64_t sequence, std::uint32_t accepted, std::uint32_t rows) {
+    std::uint64_t step(std::uint64_t sequence, const std::uint32_t *ids, std::uint32_t accepted,
+                       std::uint32_t rows) const {
+        std::uint64_t sum = 0;
         fb_step step = 0;
         const fb_batch_row batch_row{sequence, accepted, rows};
         must(fb_dense_prepare(dense_, 0, &batch_row, 1, nullptr, nullptr, &step), dense_);
         for (std::uint32_t layer = 0; layer < kLayers; layer++) {
+            // Pages that come back from the host are there.
+            must(fb_dense_arrived(dense_, step, layer, nullptr), dense_);
             // P: the engine writes the new rows to their slots. A: attention reads the pages.
-            write_rows(layer, rows);
-            attend(layer);
+            write_rows(layer, ids, rows);
+            sum += attend(layer, ids);
         }
         must(fb_dense_finish(dense_, step, nullptr), dense_);
         // When the step has ended: the committed length, and the word that its tokens may be used.
         std::uint32_t length = 0;
         must(fb_dense_retire(dense_, &step, nullptr, &length, 1, nullptr), dense_);
+        return sum;
+    }
+
+    // Another request is urgent, and the device is full: the running one waits on the host until it has ended.
+    void preempt(std::uint64_t running, std::uint32_t accepted) const {
+        std::uint64_t urgent = 0;
+        fb_status opened = fb_dense_open(dense_, kChunk, 1, &urgent);
+        if (opened == FB_EXHAUSTED) {
+            must(fb_dense_park(dense_, running, accepted, nullptr, nullptr), dense_);
+            opened = fb_dense_open(dense_, kChunk, 1, &urgent);
+        }
+        must(opened, dense_);
+        step(urgent, ids_.data() + 1, 0, kChunk);
+        step(urgent, ids_.data() + 1, kChunk, 1);
+        must(fb_dense_close(dense_, urgent, nullptr), dense_);
+        must(fb_dense_resume(dense_, running, nullptr, nullptr), dense_);
     }
 
     fb_dense *dense_;
@@ -161,6 +194,8 @@ int main() try {
     config.page_tokens = kPage;
     config.sequences = 4;
     config.max_tokens = kMost;
+    config.device_pages[0] = config.host_pages[0] = kPages;
+    config.bring_layers = 1;
     config.memory = FB_MEMORY_UNLOCKED;
     fb_dense *taken = nullptr;
     if (fb_dense_create(made, &config, text.data(), text.size(), &taken) != FB_OK) {

@@ -2690,10 +2690,11 @@ fb_status fb_dense_prepare(struct fb_dense *dense,
                            fb_step *step);
 
 // Makes `stream` wait until the pages of the step's sequences are on the device in `layer` and all layers before it.
-// Call it before each layer's attention, on the stream that computes it. It costs nothing while no pages are
-// coming back, and without `bring_layers` of fb_dense_config, where fb_dense_prepare has waited for all layers. A
-// graph that is being captured cannot wait for a copy outside of it: for a captured step call this for the last layer,
-// before the graph is launched. FB_OUT_OF_RANGE for an unknown layer, FB_INVALID_STATE for a finished step.
+// Call it before each layer's new rows are written, on the stream that computes the layer: the last page comes back
+// whole, and would overwrite them. It costs nothing while no pages are coming back, and without `bring_layers` of
+// fb_dense_config, where fb_dense_prepare has waited for all layers. A graph that is being captured cannot wait for a
+// copy outside of it: for a captured step call this for the last layer, before the graph is launched. FB_OUT_OF_RANGE
+// for an unknown layer, FB_INVALID_STATE for a finished step.
 fb_status fb_dense_arrived(struct fb_dense *dense,
                            fb_step step,
                            uint32_t layer,
