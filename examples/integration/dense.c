@@ -1,6 +1,6 @@
 /* The loop of a dense model of docs/integration.md, in C: a prompt in chunks, then steps that decode a token. A second
- * request with the same prompt finds its pages. In the middle of each another request is urgent, and the device is full:
- * the running one is parked on the host, and comes back layer by layer. */
+ * request with the same prompt finds its pages. In the middle of each another request is urgent, and the device is
+ * full: the running one is parked on the host, and comes back layer by layer. */
 #include <forebay.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -19,9 +19,10 @@ use crate::step::Step;
 
 impl Cache {
     /// Makes `stream` wait until the pages of the step's sequences are on the device in `layer` and all layers before
-    /// it. Call it before each layer's new rows are written, on the stream that computes the layer: the last page comes
-    /// back whole, and would overwrite them. It costs nothing if no pages are coming back, and without
-    /// [`Config::bring_layers`](crate::dense::Config::bring_layers), where [`Cache::prepare`] has waited for all layers.
+    /// it. Call it before each layer's new rows are written, on the stream that computes the layer: the last page
+    /// comes back whole, and would overwrite them. It costs nothing if no pages are coming back, and without
+    /// [`Config::bring_layers`](crate::dense::Config::bring_layers), where [`Cache::prepare`] has waited for all
+    /// layers.
     ///
     /// A graph that is being captured cannot wait for a copy outside of it. For a captured step call this for the last
     /// layer, before the graph is launched.

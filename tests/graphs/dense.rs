@@ -110,13 +110,7 @@ fn alike(device: &dyn Device, tensors: &Tensors) -> Tensors {
 }
 
 impl Graphs {
-    fn make(
-        &self,
-        kernels: &Kernels,
-        tensors: &Tensors,
-        device: &dyn Device,
-        stream: Stream,
-    ) -> Launched {
+    fn make(&self, kernels: &Kernels, tensors: &Tensors, device: &dyn Device, stream: Stream) -> Launched {
         let (copied, turn) = (Arc::new(alike(device, tensors)), Arc::new(Mutex::new(Turn::default())));
         let mut nodes: Vec<Node> = Vec::new();
         let copies = |from: &[Slice], to: &[Slice]| -> Vec<Node> {
