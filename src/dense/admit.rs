@@ -132,8 +132,9 @@ impl Cache {
         self.records[child].work.unsettled = Some(stream);
         self.copy_pages(&self.records[child].copied, stream)?;
         self.device.record(self.ready[parent], stream)?;
-        let work = &mut self.records[parent].work;
-        (work.unsettled, work.stepped) = (None, false);
+        let Record { work, coming, .. } = &mut self.records[parent];
+        // What came back for the parent is there: its ticket had ended.
+        (work.unsettled, work.stepped, *coming) = (None, false, 0);
         self.settle(child, stream)
     }
 

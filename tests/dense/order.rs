@@ -558,3 +558,20 @@ fn pages_that_are_given_back_later_are_written_after_the_stream_of_the_close() {
     });
     assert_eq!(found, [("reading", 1), ("reaping", 1)]);
 }
+
+/// A sequence whose pages have come back is forked inside one of them before its first step.
+#[test]
+fn the_first_step_comes_after_the_fork_of_pages_that_came_back() {
+    let found = missed((9, 8), |rig| {
+        let parent = rig.published(&IDS)?;
+        drop(rig.cache.park(parent, 1, rig.streams[SIDE])?);
+        rig.run();
+        drop(rig.cache.resume(parent, rig.streams[SIDE])?);
+        rig.run();
+        rig.name("forking");
+        let (child, _ticket) = rig.cache.fork(parent, 8, rig.streams[OTHER])?;
+        let _step = rig.step("the parent's step", 0, parent, (41, 0), 1)?;
+        rig.step("the child's step", 1, child, (41, 0), 1).map(drop)
+    });
+    assert_eq!(found, [("the parent's step", 1), ("the child's step", 1)]);
+}
