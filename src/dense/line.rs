@@ -142,6 +142,11 @@ impl Moves {
         Ok(Moves { down: Line::new(1, device)?, up: Line::new(parts, device)?, noted, bytes: [0; 2] })
     }
 
+    /// Whether a copy is noted.
+    pub(super) fn is_noted(&self) -> bool {
+        self.noted.iter().any(|noted| !noted.is_empty())
+    }
+
     /// Notes a copy of a device page to a host page.
     pub(super) fn note(&mut self, group: usize, page: u32, host: u32) {
         self.noted[group].push((page, host));

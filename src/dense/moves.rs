@@ -1,7 +1,8 @@
 //! Copies between the tiers, and their order.
 //!
-//! The host's tier has copies of published pages. A page goes *down* to it when it is saved, and comes *up* when a
-//! sequence with that prefix is opened. Both are copies of whole pages on streams that the engine names, beside its
+//! The host's tier has copies of published pages, and the pages of parked sequences. A page goes *down* to it when it is
+//! saved or its sequence is parked, and comes *up* when a sequence with that prefix is opened or the parked one is
+//! resumed. Both are copies of whole pages on streams that the engine names, beside its
 //! steps. Nothing waits for them but what needs their bytes.
 //!
 //! **Who wins.** The directory decides which page is evicted by the order of use alone. It does not ask whether a copy
@@ -34,7 +35,7 @@ impl Moves {
     /// Enqueues the noted copies.
     pub(super) fn flush(&mut self, pools: &mut [Pool], stream: Stream, device: &dyn Device) -> Result<()> {
         self.down.settle(device)?;
-        if self.noted.iter().all(Vec::is_empty) {
+        if !self.is_noted() {
             return Ok(());
         }
         self.down.begin(stream, device)?;

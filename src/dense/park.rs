@@ -74,7 +74,7 @@ impl Cache {
         self.unname(index, length / self.config.shape.page_tokens)?;
         self.leave_pages(index, length)?;
         self.move_out(index, length)?;
-        if self.moves.noted.iter().all(Vec::is_empty) {
+        if !self.moves.is_noted() {
             return Ok(Ticket::done());
         }
         self.records[index].work.unsettled = Some(stream);
@@ -232,8 +232,9 @@ impl Cache {
         Ok(())
     }
 
-    /// Fills the page table of a group up to the last parked block.
+    /// Fills the page table of a group up to the sequence's last row. Before a window it has no pages.
     fn take_parked(&mut self, index: usize, group: usize) -> Result<()> {
+        let end = self.config.pages(self.records[index].rows.committed);
         let Self { records, pools, moves, .. } = self;
         let (Record { names, held, parked, .. }, pool) = (&mut records[index], &mut pools[group]);
         let held = &mut held[group];
@@ -247,6 +248,10 @@ impl Cache {
                 // Its copy comes after those that still read it.
                 None => drop(held.grow(block + 1, pool, moves)?),
             }
+        }
+        // A window of one token that ends with a page has parked none.
+        while held.end() < end {
+            held.push(None);
         }
         Ok(())
     }

@@ -136,6 +136,12 @@ impl Rig {
         Ok(sequence)
     }
 
+    /// Two other sequences take all pages, and are gone without a step.
+    fn take_all(&mut self, stream: usize) -> Result<()> {
+        let others = [8, 9].map(|id| self.open("others", &[id; 32], 60, 0));
+        others.into_iter().try_for_each(|other| self.close(other?.0, stream))
+    }
+
     fn save(&mut self, stream: usize) -> Result<()> {
         self.name("saving");
         assert!(self.cache.save(self.streams[stream], u64::MAX)? > 0);
@@ -341,11 +347,7 @@ fn pages_come_back_after_the_copies_down_of_both_their_pages() {
         rig.close(first, 0)?;
         rig.run();
         rig.save(SIDE)?;
-        // Two others take all pages, and are gone without a step.
-        let others = [8, 9].map(|id| rig.open("others", &[id; 32], 60, 0));
-        for other in others {
-            rig.close(other?.0, OTHER)?;
-        }
+        rig.take_all(OTHER)?;
         let (third, tokens) = rig.open("bringing back", &IDS[..32], 33, OTHER)?;
         assert_eq!((tokens, rig.cache.stats().bytes_up), (32, 1024));
         rig.step("its step", 0, third, (32, 0), 1).map(drop)
@@ -405,10 +407,7 @@ fn each_layer_is_read_after_its_own_copy() {
         rig.save(SIDE)?;
         rig.close(first, 0)?;
         rig.run();
-        let others = [8, 9].map(|id| rig.open("others", &[id; 32], 60, 0));
-        for other in others {
-            rig.close(other?.0, 0)?;
-        }
+        rig.take_all(0)?;
         let (third, tokens) = rig.open("bringing back", &IDS[..32], 33, SIDE)?;
         let (fourth, shared) = rig.open("sharing", &IDS[..32], 33, OTHER)?;
         assert_eq!((tokens, shared, rig.cache.stats().bytes_up), (32, 32, 3072));
@@ -490,10 +489,7 @@ fn a_resumed_sequence_shares_pages_that_still_come_back() {
         drop(rig.cache.truncate(first, 32, rig.streams[0])?);
         rig.save(SIDE)?;
         drop(rig.cache.park(first, 0, rig.streams[SIDE])?);
-        let others = [8, 9].map(|id| rig.open("others", &[id; 32], 60, 0));
-        for other in others {
-            rig.close(other?.0, 0)?;
-        }
+        rig.take_all(0)?;
         rig.run();
         let (_, tokens) = rig.open("bringing back", &IDS[..32], 33, SIDE)?;
         assert_eq!((tokens, rig.cache.stats().bytes_up), (32, 1024));
@@ -512,10 +508,7 @@ fn the_first_step_comes_after_a_truncation_of_pages_that_came_back() {
         let first = rig.published(&IDS)?;
         rig.save(SIDE)?;
         rig.close(first, 0)?;
-        let others = [8, 9].map(|id| rig.open("others", &[id; 32], 60, 0));
-        for other in others {
-            rig.close(other?.0, 0)?;
-        }
+        rig.take_all(0)?;
         rig.run();
         let (third, tokens) = rig.open("bringing back", &IDS[..32], 33, SIDE)?;
         let (_shares, shared) = rig.open("sharing", &IDS[..32], 33, SIDE)?;

@@ -202,6 +202,20 @@ fn a_window_parks_what_a_query_still_reads() {
     }
 }
 
+/// A window of one token reads nothing before the next query: behind a full page it parks no page, and a step takes one.
+#[test]
+fn a_window_without_pages_takes_no_more_than_its_promise() {
+    let mut rig = Rig::new(Some(1), |_| {});
+    let (first, mut rows) = (rig.cache.open(&Open { prompt: 64, promised: 20 }).unwrap(), Vec::new());
+    rig.step(first, &mut rows, 0, 64);
+    assert_eq!(rig.moved(|rig| rig.park(first, 64).unwrap()), (4 * PAGE, 0));
+    drop(rig.cache.resume(first, rig.stream).unwrap());
+    assert_eq!(rig.cache.pages(first, 1).unwrap(), [0; 4]);
+    rig.step(first, &mut rows, 0, 1);
+    let pages = rig.cache.pages(first, 1).unwrap();
+    assert_eq!((&pages[..4], pages.len()), (&[0; 4][..], 5));
+}
+
 /// A fork and its parent are parked at the same time, and each has its own rows.
 #[test]
 fn sequences_that_share_pages_park_one_by_one() {

@@ -260,7 +260,8 @@ impl Watch {
         self.state.lock().waits
     }
 
-    /// The numbers of the waits so far that ordered anything new, in order. Only these can be missed.
+    /// The numbers of the waits so far that ordered anything new, in order. Only these can be missed. The watch keeps
+    /// them for as long as it lives.
     pub fn ordering(&self) -> Vec<u64> {
         self.state.lock().ordering.clone()
     }
