@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use crate::device::TestDevice;
 use crate::engine::{Expected, Kernels};
+use crate::faulty::Faulty;
 use forebay::dense::{Cache, Config, Group, Open, Shape};
+use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::HostOptions;
 use forebay::device::{Device, Stream};
 use forebay::{Accepted, BatchRow, Error, Kind, Memory, MicroBatch, Sequence, Tokens};
@@ -268,4 +270,38 @@ fn a_parked_sequence_can_be_extended_and_closed_and_nothing_else() {
     let first = rig.published(&mut Vec::new(), false);
     let error = rig.park(first, 40).unwrap_err();
     assert_eq!((error.kind(), error.number("free")), (Kind::Exhausted, Some(0)), "{error}");
+}
+
+/// The device refuses the copies of a parking; a call on another stream enqueues them, behind what the engine had
+/// enqueued for the sequence.
+#[test]
+fn refused_copies_wait_for_the_stream_of_the_parking() {
+    let test = TestDevice::host(HostOptions::default());
+    let clock = ClockDevice::over(test.device(), ClockOptions::default()).unwrap();
+    let faulty = Faulty::new(clock.clone(), false);
+    let [main, parking, other] = [(); 3].map(|()| clock.stream().unwrap());
+    let shape =
+        Shape { page_tokens: 16, groups: vec![Group { layers: vec![0], runs: [16, 0], window: None }] };
+    let mut config = Config::new(shape, 1, 64);
+    config.memory = Memory { huge: false, populate: false, lock: false, node: None };
+    config.host_pages = vec![5];
+    let mut cache = Cache::new(config, faulty.clone()).unwrap();
+    let sequence = cache.open(&Open { prompt: 20, promised: 4 }).unwrap();
+    let row = BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: 20 };
+    let mut step = cache.prepare(MicroBatch(0), &[row], None, main).unwrap();
+    cache.finish(&mut step, main).unwrap();
+    clock.run().unwrap();
+    cache.retire(step, main).map(drop).map_err(|unretired| unretired.error).unwrap();
+    // The engine's work for the sequence has not ended.
+    clock.hold(parking).unwrap();
+    faulty.aim(Some(2));
+    assert_eq!(cache.park(sequence, 20, parking).unwrap_err().kind(), Kind::OutOfMemory);
+    assert_eq!((faulty.aim(None), cache.stats().parked, cache.stats().bytes_down), (Some("wait"), 1, 0));
+    assert_eq!(cache.save(other, 0).unwrap(), 0);
+    assert_eq!(cache.stats().bytes_down, 2 * 256);
+    let copied = clock.event().unwrap();
+    clock.record(copied, other).unwrap();
+    assert_eq!(clock.synchronize(copied).unwrap_err().kind(), Kind::Busy);
+    clock.let_go(parking).unwrap();
+    clock.synchronize(copied).unwrap();
 }
