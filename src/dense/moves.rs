@@ -1,9 +1,9 @@
 //! Copies between the tiers, and their order.
 //!
-//! The host's tier has copies of published pages, and the pages of parked sequences. A page goes *down* to it when it is
-//! saved or its sequence is parked, and comes *up* when a sequence with that prefix is opened or the parked one is
-//! resumed. Both are copies of whole pages on streams that the engine names, beside its
-//! steps. Nothing waits for them but what needs their bytes.
+//! The host's tier has copies of published pages, and the pages of parked sequences. A page goes *down* to it when
+//! it is saved or its sequence is parked, and comes *up* when a sequence with that prefix is opened or the parked
+//! one is resumed. Both are copies of whole pages on streams that the engine names, beside its steps. Nothing waits
+//! for them but what needs their bytes.
 //!
 //! **Who wins.** The directory decides which page is evicted by the order of use alone. It does not ask whether a copy
 //! of that page has ended: then the decision would depend on the speed of a copy. A page whose copy may still run is

@@ -408,8 +408,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Enqueues the copies to the host that are due, before anything else on `stream`. A refused call may have noted them
-    /// on another stream, behind the engine's own work there.
+    /// Enqueues the copies to the host that are due, before anything else on `stream`. A refused call may have noted
+    /// them on another stream, behind the engine's own work there.
     pub(super) fn flush(&mut self, stream: Stream) -> Result<()> {
         if self.moves.is_noted() {
             self.device.wait(stream, self.left)?;

@@ -204,7 +204,8 @@ fn a_window_parks_what_a_query_still_reads() {
     }
 }
 
-/// A window of one token reads nothing before the next query: behind a full page it parks no page, and a step takes one.
+/// A window of one token reads nothing before the next query: behind a full page it parks no page, and a step takes
+/// one.
 #[test]
 fn a_window_without_pages_takes_no_more_than_its_promise() {
     let mut rig = Rig::new(Some(1), |_| {});
