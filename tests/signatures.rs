@@ -20,7 +20,7 @@ const STRUCTS: &str = "src/device/cuda/structs.rs";
 const STANDIN: &str = "standin/driver/cuda_driver.h";
 
 /// The name of a number of [`TABLE`] there and in the header.
-const NUMBERS: [(&str, &str); 45] = [
+const NUMBERS: [(&str, &str); 47] = [
     ("INVALID_VALUE", "CUDA_ERROR_INVALID_VALUE"),
     ("OUT_OF_MEMORY", "CUDA_ERROR_OUT_OF_MEMORY"),
     ("STUB_LIBRARY", "CUDA_ERROR_STUB_LIBRARY"),
@@ -64,6 +64,8 @@ const NUMBERS: [(&str, &str); 45] = [
     ("SHARED_BYTES", "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
     ("PROCESSORS", "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT"),
     ("COPY_ENGINES", "CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT"),
+    ("COPY_IN_STREAM_ORDER", "CU_MEMCPY_SRC_ACCESS_ORDER_STREAM"),
+    ("COPY_BESIDE_COMPUTE", "CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE"),
     ("CLOCK_RATE", "CU_DEVICE_ATTRIBUTE_CLOCK_RATE"),
     ("L2_BYTES", "CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE"),
 ];
@@ -262,6 +264,7 @@ fn the_library_calls_the_driver_as_its_header_says() {
             "context: u32, default: u32",
             "cuGraphConditionalHandleCreate",
         ),
+        ("batch", "attributes: &CopyAttributes", "attributes: &Copy2d", "cuMemcpyBatchAsync"),
         ("number", "UNIFIED_ADDRESSING: i32 = 41", "UNIFIED_ADDRESSING: i32 = 40", "UNIFIED_ADDRESSING"),
     ] {
         let changed = table.replace(from, to);

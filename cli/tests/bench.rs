@@ -155,7 +155,7 @@ fn pages_are_copied_each_way_that_a_device_has() {
     let gpu = [&["--device", "cuda:0", "--driver", driver.library()], &only[..]].concat();
     let found = ways(&entries(&gpu));
     assert_eq!(found.keys().collect::<Vec<_>>(), host.keys().collect::<Vec<_>>());
-    assert!(found.values().all(|ways| ways == &["copy engine", "kernel"]), "{found:?}");
+    assert!(found.values().all(|ways| ways == &["copy engine", "one by one", "kernel"]), "{found:?}");
     // The text alone says where they cross.
     let text = succeeds(&[&["bench", "--quick"], &gpu[..]].concat());
     let lines =

@@ -161,6 +161,8 @@ struct CUmemAccessDesc {
 
 enum CUmemcpySrcAccessOrder : int { CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1 };
 
+enum CUmemcpyFlags : int { CU_MEMCPY_FLAG_DEFAULT = 0, CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE = 1 };
+
 struct CUmemcpyAttributes {
     CUmemcpySrcAccessOrder srcAccessOrder;
     CUmemLocation srcLocHint;

@@ -160,6 +160,27 @@ uintptr_t begin_of(CUmemorytype type, uintptr_t host, CUdeviceptr device, size_t
     }
 }
 
+// Whether every copy of a batch has attributes, each with an order of its source.
+bool known_attributes(const CUmemcpyAttributes* attributes, const size_t* indices, size_t many, size_t count) {
+    for (size_t index = 0; index < many; ++index) {
+        bool rises = index ? indices[index] > indices[index - 1] : indices[index] == 0;
+        int order = attributes[index].srcAccessOrder;
+        if (!rises || indices[index] >= count || order < 1 || order > 3) return false;
+    }
+    return true;
+}
+
+// The order in which a batch runs, which a driver leaves open.
+std::vector<size_t> order_of_batch(size_t count) {
+    std::vector<size_t> order(count);
+    for (size_t index = 0; index < count; ++index) {
+        size_t other = gpu.options.has_seed ? random_below(index + 1) : index;
+        order[index] = order[other];
+        order[other] = index;
+    }
+    return order;
+}
+
 CUresult fill(Action::Kind kind, uintptr_t to, unsigned value, size_t count, CUstream stream) {
     size_t unit = kind == Action::Fill32 ? 4 : 1;
     if (count == 0) return CUDA_SUCCESS;
@@ -398,7 +419,9 @@ CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, s
         if (!found || found->handle == LEGACY) return CUDA_ERROR_INVALID_HANDLE;
         // The driver has the same trap: the capture goes on, and its graph lacks the copies.
         if (found->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        for (size_t index = 0; index < count; ++index) {
+        if (!gpu.options.batches) return CUDA_ERROR_NOT_SUPPORTED;
+        if (!known_attributes(attributes, indices, attribute_count, count)) return CUDA_ERROR_INVALID_VALUE;
+        for (size_t index : order_of_batch(count)) {
             if (CUresult failed = copy(to[index], from[index], bytes[index], stream, false)) {
                 *failed_at = index;
                 return failed;

@@ -24,7 +24,7 @@ struct StandinOptions {
     uint64_t seed = 0, memory = 8ull << 30, registration = ~0ull, granule = 2 << 20;
     uint32_t has_seed = 0, major = 9, minor = 0, driver_version = 12080, devices = 1, warp = 32, stub = 0,
              descriptors = 1, processors = 1, fabric = 1, conditional_nodes = 1,
-             withheld = 0, host_memory = 1, nodes = 2, peer_access = 1, l2 = 1;
+             withheld = 0, host_memory = 1, nodes = 2, peer_access = 1, batches = 1, l2 = 1;
 };
 
 namespace driver {

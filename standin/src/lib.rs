@@ -68,6 +68,8 @@ pub struct Options {
     pub granule: u64,
     /// Whether memory that was imported can be reached. Without it, it lies on a device that this one cannot reach.
     pub peer_access: bool,
+    /// Whether one call may enqueue several copies. The driver supports it from 12.8 on.
+    pub batches: bool,
     /// Whether the device reports a cache before its memory.
     pub l2: bool,
 }
@@ -92,6 +94,7 @@ impl Default for Options {
             nodes: 2,
             granule: 2 << 20,
             peer_access: true,
+            batches: true,
             l2: true,
         }
     }
@@ -151,6 +154,7 @@ struct RawOptions {
     host_memory: u32,
     nodes: u32,
     peer_access: u32,
+    batches: u32,
     l2: u32,
 }
 
@@ -281,6 +285,7 @@ impl Standin {
             host_memory: options.host_memory.into(),
             nodes: options.nodes,
             peer_access: options.peer_access.into(),
+            batches: options.batches.into(),
             l2: options.l2.into(),
         };
         // SAFETY: the library copies its argument.

@@ -9,8 +9,8 @@ use forebay::device::cuda::{CudaDevice, CudaOptions};
 use forebay::device::descriptor::Report;
 use forebay::device::pages::descriptor::{Entry, FROM_DEVICE, encode, words};
 use forebay::device::{BeginPages, CopyPages, Device, Event, PageOp, PageTables, Plane, Slice, Stream};
-use forebay::os::Map;
-use forebay_standin::Standin;
+use forebay::os::{Faults, Inject, Map};
+use forebay_standin::{Options, Standin};
 
 /// From this many bytes on copy engines copy a piece.
 const ENGINE: u64 = 4096;
@@ -24,13 +24,18 @@ struct Rig {
 
 impl Rig {
     fn new(does: &str) -> Option<Rig> {
-        let driver = own(usual(), does)?;
-        let options = CudaOptions {
+        Rig::with(usual(), does, |_| {})
+    }
+
+    fn with(driver: Options, does: &str, change: impl FnOnce(&mut CudaOptions)) -> Option<Rig> {
+        let driver = own(driver, does)?;
+        let mut options = CudaOptions {
             copy_engine_bytes: ENGINE,
             registration_chunk: 1 << 20,
             gather_blocks: 3,
             ..on(driver.library())
         };
+        change(&mut options);
         let device = CudaDevice::new(options).unwrap();
         Some(Rig { stream: device.stream().unwrap(), event: device.event().unwrap(), device, driver })
     }
@@ -40,10 +45,10 @@ impl Rig {
         self.device.synchronize(self.event).unwrap();
     }
 
-    /// Launches, copies and copies in two dimensions that some pages take.
-    fn calls(&self, planes: &[(Plane, Plane)], pages: &[(u32, u32)]) -> [u64; 3] {
+    /// Launches, copies, copies in two dimensions and batches of copies that some pages take.
+    fn calls(&self, planes: &[(Plane, Plane)], pages: &[(u32, u32)]) -> [u64; 4] {
         let calls = || {
-            [c"cuLaunchKernelEx", c"cuMemcpyAsync", c"cuMemcpy2DAsync_v2"]
+            [c"cuLaunchKernelEx", c"cuMemcpyAsync", c"cuMemcpy2DAsync_v2", c"cuMemcpyBatchAsync"]
                 .map(|name| self.driver.calls_of(name))
         };
         let before = calls();
@@ -71,7 +76,7 @@ fn short_pieces_are_gathered_many_in_a_launch() {
         .map(|layer| (plane(host, 200 * layer, 9600, 64), plane(own, 200_000 * layer, 96, 64)))
         .collect();
     let pages: Vec<(u32, u32)> = (0..800).map(|page| (page, 2 * (page * 7 % 800))).collect();
-    assert_eq!(rig.calls(&planes, &pages), [6, 0, 0]);
+    assert_eq!(rig.calls(&planes, &pages), [6, 0, 0, 0]);
     let mut piece = [0; 64];
     for (layer, page) in [(0, 0), (39, 799), (31, 376), (32, 375)] {
         let to = &planes[layer].1;
@@ -82,13 +87,13 @@ fn short_pieces_are_gathered_many_in_a_launch() {
     }
     // Pieces of other bytes are another launch's; pieces side by side are one.
     let two = [planes[0], (plane(host, 200, 9600, 32), plane(own, 400_000, 96, 32))];
-    assert_eq!(rig.calls(&two, &pages[..9]), [2, 0, 0]);
+    assert_eq!(rig.calls(&two, &pages[..9]), [2, 0, 0, 0]);
     let halves = [0, 32].map(|at| (plane(host, at, 9600, 32), plane(own, at, 96, 32)));
-    assert_eq!(rig.calls(&halves, &pages[..9]), [1, 0, 0]);
-    assert_eq!(rig.calls(&planes, &[]), [0; 3]);
-    assert_eq!(rig.calls(&[], &pages), [0; 3]);
+    assert_eq!(rig.calls(&halves, &pages[..9]), [1, 0, 0, 0]);
+    assert_eq!(rig.calls(&planes, &[]), [0; 4]);
+    assert_eq!(rig.calls(&[], &pages), [0; 4]);
     let none = (plane(host, 0, 64, 0), plane(own, 0, 64, 0));
-    assert_eq!(rig.calls(&[none], &pages), [0; 3]);
+    assert_eq!(rig.calls(&[none], &pages), [0; 4]);
 }
 
 #[test]
@@ -98,25 +103,126 @@ fn long_pieces_and_runs_are_copied_by_engines() {
     let (host, own) = (rig.device.register(&map).unwrap(), rig.device.allocate(4 << 20).unwrap());
     let run = |from: u32, to: u32, count: u32| (0..count).map(move |page| (from + page, to + page));
     let scattered: Vec<(u32, u32)> = run(0, 9, 1).chain(run(5, 3, 1)).chain(run(2, 30, 3)).collect();
-    // Pages that touch each other on both sides: a copy for each run.
+    // Pages that touch each other on both sides: a copy for each run, all in one call.
     let touching = [(plane(host, 0, 4096, 4096), plane(own, 0, 4096, 4096))];
-    assert_eq!(rig.calls(&touching, &scattered), [0, 3, 0]);
+    assert_eq!(rig.calls(&touching, &scattered), [0, 0, 0, 1]);
     // Short pages whose runs are long.
     let short = [(plane(host, 0, 2048, 2048), plane(own, 0, 2048, 2048))];
-    assert_eq!(rig.calls(&short, &scattered), [1, 1, 0]);
+    assert_eq!(rig.calls(&short, &scattered), [1, 1, 0, 0]);
     // Apart on one side: two dimensions, where there is more than one page.
     let apart = [(plane(host, 0, 8192, 4096), plane(own, 0, 4096, 4096))];
-    assert_eq!(rig.calls(&apart, &scattered), [0, 2, 1]);
+    assert_eq!(rig.calls(&apart, &scattered), [0, 0, 1, 1]);
     // The end of a registration, which no driver's copy crosses, is at page 128.
-    assert_eq!(rig.calls(&apart, &run(126, 0, 4).collect::<Vec<_>>()), [0, 4, 0]);
-    assert_eq!(rig.calls(&touching, &run(250, 0, 10).collect::<Vec<_>>()), [0, 2, 0]);
+    assert_eq!(rig.calls(&apart, &run(126, 0, 4).collect::<Vec<_>>()), [0, 0, 0, 1]);
+    assert_eq!(rig.calls(&touching, &run(250, 0, 10).collect::<Vec<_>>()), [0, 0, 0, 1]);
     let ends = [(plane(own, 0, 4096, 4096), plane(host, 0, 8192, 4096))];
-    assert_eq!(rig.calls(&ends, &run(0, 124, 4).collect::<Vec<_>>()), [0, 0, 1]);
+    assert_eq!(rig.calls(&ends, &run(0, 124, 4).collect::<Vec<_>>()), [0, 0, 1, 0]);
     // The driver's own copy inside host memory would block.
     let inside = [(plane(host, 0, 4096, 4096), plane(host, 2 << 20, 4096, 4096))];
     let before = rig.driver.synchronizations();
-    assert_eq!(rig.calls(&inside, &scattered), [3, 0, 0]);
+    assert_eq!(rig.calls(&inside, &scattered), [3, 0, 0, 0]);
     assert_eq!(rig.driver.synchronizations(), before + 1, "the test's own");
+}
+
+/// Two memories, and 300 pages of which no two touch each other: more than a batch takes.
+struct Apart {
+    _map: Arc<Map>,
+    own: Slice,
+    planes: [(Plane, Plane); 1],
+    pages: Vec<(u32, u32)>,
+}
+
+impl Apart {
+    fn new(rig: &Rig) -> Apart {
+        let (map, own) = (pinned(4 << 20), rig.device.allocate(4 << 20).unwrap());
+        let host = rig.device.register(&map).unwrap();
+        for page in 0..600 {
+            map.copy_in(page * ENGINE, &[(page % 251) as u8; ENGINE as usize]).unwrap();
+        }
+        let planes = [(plane(host, 0, ENGINE, ENGINE), plane(own, 0, ENGINE, ENGINE))];
+        let pages = (0..300).map(|page| (2 * page, 2 * (page * 7 % 300))).collect();
+        Apart { _map: map, own, planes, pages }
+    }
+
+    /// Reads the pages back, and compares them with their sources.
+    fn compare(&self, rig: &Rig) {
+        for (from, to) in &self.pages {
+            let mut page = [0; ENGINE as usize];
+            rig.device.read(self.own.part(u64::from(*to) * ENGINE, ENGINE).unwrap(), &mut page).unwrap();
+            assert_eq!(page, [(from % 251) as u8; ENGINE as usize], "page {from} to {to}");
+        }
+    }
+}
+
+#[test]
+fn copies_of_an_engine_go_in_batches_where_the_driver_takes_them() {
+    let single = |options: &mut CudaOptions| options.batch_copies = false;
+    let refusing = Options { batches: false, ..usual() };
+    // In any order, one by one because the option says so, and because the driver does not support batches: asked once.
+    for (driver, change, wanted) in [
+        (usual(), None, [0, 0, 0, 2]),
+        (Options { seed: Some(3), ..usual() }, None, [0, 0, 0, 2]),
+        (usual(), Some(single), [0, 300, 0, 0]),
+        (refusing, None, [0, 300, 0, 1]),
+    ] {
+        let change = |options: &mut CudaOptions| change.into_iter().for_each(|change| change(options));
+        let Some(rig) = Rig::with(driver, "counts calls", change) else { return };
+        let apart = Apart::new(&rig);
+        assert_eq!(rig.calls(&apart.planes, &apart.pages), wanted);
+        apart.compare(&rig);
+        // As many as a batch takes, one more, and one alone.
+        let batches = wanted[3] > 1;
+        for (count, wanted) in
+            [(256, [0, 0, 0, 1]), (257, [0, 1, 0, 1]), (2, [0, 0, 0, 1]), (1, [0, 1, 0, 0])]
+        {
+            let calls = rig.calls(&apart.planes, &apart.pages[..count]);
+            assert!(!batches || calls == wanted, "{count}: {calls:?}");
+        }
+    }
+}
+
+/// A driver that is older than the call.
+#[test]
+fn copies_go_one_by_one_where_the_driver_has_no_batches() {
+    let Some(driver) = own(usual(), "lacks a symbol") else { return };
+    // The first symbol without which a device can be opened is that of the call.
+    let lacking = |n| {
+        let faults: Arc<dyn Faults> = Arc::new(Inject::nth(n, 2));
+        CudaDevice::new(CudaOptions { faults, copy_engine_bytes: ENGINE, ..on(driver.library()) }).ok()
+    };
+    let device = (0..).find_map(lacking).unwrap();
+    let rig = Rig { stream: device.stream().unwrap(), event: device.event().unwrap(), device, driver };
+    let apart = Apart::new(&rig);
+    assert_eq!(rig.calls(&apart.planes, &apart.pages), [0, 300, 0, 0]);
+    apart.compare(&rig);
+}
+
+/// The first batch was enqueued, the second is refused: an error, and the pages that were copied are right ones.
+#[test]
+fn a_batch_that_is_refused_is_an_error() {
+    let Some(rig) = Rig::new("fails a call") else { return };
+    let apart = Apart::new(&rig);
+    let copy = || {
+        let copy = CopyPages { planes: &apart.planes, pages: &apart.pages };
+        rig.device.enqueue_pages(rig.stream, PageOp::Copy(copy))
+    };
+    let mut refused = 0;
+    for n in 0.. {
+        rig.driver.fail_call(n, 1);
+        let outcome = copy();
+        let Some(call) = rig.driver.failed_call() else { break };
+        if call == "cuMemcpyBatchAsync" {
+            let error = outcome.unwrap_err();
+            assert_eq!((error.kind(), error.operation()), (Kind::DeviceFailed, "copy pages"));
+            assert_eq!(error.place(), "cuMemcpyBatchAsync: CUDA_ERROR_INVALID_VALUE");
+            refused += 1;
+        }
+    }
+    rig.driver.fail_call(1 << 40, 1);
+    assert_eq!(refused, 2);
+    copy().unwrap();
+    rig.wait();
+    apart.compare(&rig);
 }
 
 /// The begin of a step of one row with one query row.
@@ -214,13 +320,19 @@ fn operations_on_pages_that_the_driver_refuses_are_errors_and_enqueue_nothing() 
             .enqueue_pages(rig.stream, PageOp::Copy(CopyPages { planes: &planes, pages: &[(0, 0), (1, 1)] }))
     };
     type Enqueue<'a> = &'a dyn Fn() -> forebay::Result<()>;
-    let operations: [(&str, Enqueue<'_>); 4] = [
-        ("cuLaunchKernelEx", &|| step.enqueue(&rig)),
-        ("cuLaunchKernelEx", &|| copies(128, 64)),
-        ("cuMemcpyAsync", &|| copies(ENGINE, ENGINE)),
-        ("cuMemcpy2DAsync_v2", &|| copies(2 * ENGINE, ENGINE)),
+    let scattered = || {
+        let planes = [(plane(host, 0, ENGINE, ENGINE), plane(own, 0, ENGINE, ENGINE))];
+        rig.device
+            .enqueue_pages(rig.stream, PageOp::Copy(CopyPages { planes: &planes, pages: &[(0, 1), (2, 5)] }))
+    };
+    let operations: [(&str, u64, Enqueue<'_>); 5] = [
+        ("cuLaunchKernelEx", 1, &|| step.enqueue(&rig)),
+        ("cuLaunchKernelEx", 1, &|| copies(128, 64)),
+        ("cuMemcpyAsync", 1, &|| copies(ENGINE, ENGINE)),
+        ("cuMemcpy2DAsync_v2", 1, &|| copies(2 * ENGINE, ENGINE)),
+        ("cuMemcpyBatchAsync", 2, &scattered),
     ];
-    for (wanted, enqueue) in operations {
+    for (wanted, each, enqueue) in operations {
         let (before, mut refused) = (rig.driver.operations(), 0);
         for n in 0.. {
             rig.driver.fail_call(n, 1);
@@ -233,7 +345,8 @@ fn operations_on_pages_that_the_driver_refuses_are_errors_and_enqueue_nothing() 
         assert_eq!(refused, 1, "{wanted}");
         rig.wait();
         // Those whose refusal came behind it, or not at all.
-        assert!(rig.driver.operations() - before <= 3, "{wanted}");
+        let ran = rig.driver.operations() - before;
+        assert!(ran <= 3 * each, "{wanted}: {ran}");
     }
     rig.driver.fail_call(0, 700);
     step.enqueue(&rig).unwrap();

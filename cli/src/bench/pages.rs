@@ -4,10 +4,12 @@
 //! scattered on both sides, or strided: contiguous, but with their pieces apart on the host, as in the layout page
 //! first. The pieces of a page are one, or one for each of several layers, which are a plane each.
 //!
-//! A GPU copies in two ways, and `CudaOptions::copy_engine_bytes` is the piece from which on it takes the first one. So
-//! the bench opens the GPU twice, once for each way: with 0 every piece goes by the copy engine, a strided run by one
-//! copy of two dimensions; with the most that the option allows, more than a call copies, every piece goes by the
-//! kernel. The ways run in turn, and the report names the piece at which they cross. The host has one way.
+//! A GPU copies by its copy engine or by a kernel, and `CudaOptions::copy_engine_bytes` is the piece from which on it
+//! takes the engine. So the bench opens the GPU once for each way: with 0 every piece goes by the engine, a strided run
+//! by one copy of two dimensions; with the most that the option allows, more than a call copies, every piece goes by
+//! the kernel. The engine is measured twice: with its copies in batches of one driver call, and one by one
+//! (`CudaOptions::batch_copies`). The ways run in turn, and the report names the piece at which engine and kernel
+//! cross. The host has one way.
 //!
 //! The ceiling is one copy of as many bytes on the same device, between the same two memories, in turn with the pages.
 //! A memcpy between two vectors of the process is shown beside it. Every copied byte is compared with its source, in a
@@ -46,6 +48,8 @@ const NO_ENGINE: u64 = 64 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Engine,
+    /// The engine, with a driver call for each copy.
+    OneByOne,
     Kernel,
     Host,
 }
@@ -54,6 +58,7 @@ impl Way {
     const fn name(self) -> &'static str {
         match self {
             Way::Engine => "copy engine",
+            Way::OneByOne => "one by one",
             Way::Kernel => "kernel",
             Way::Host => "host",
         }
@@ -62,7 +67,7 @@ impl Way {
     /// The option that makes a GPU take this way.
     const fn copy_engine_bytes(self) -> Option<u64> {
         match self {
-            Way::Engine => Some(0),
+            Way::Engine | Way::OneByOne => Some(0),
             Way::Kernel => Some(NO_ENGINE),
             Way::Host => None,
         }
@@ -371,11 +376,12 @@ pub fn pages(device: &Arc<dyn Probe>, _: &Ceilings, asked: &Asked) -> Result<Vec
     let calls = Call::all(asked.quick);
     let new = |way: Way, device| Rig::new(way, device, &calls, asked.quick);
     let forced = |way: Way| {
-        let options = ProbeOptions { copy_engine_bytes: way.copy_engine_bytes(), ..asked.options };
+        let (copy_engine_bytes, batch_copies) = (way.copy_engine_bytes(), way != Way::OneByOne);
+        let options = ProbeOptions { copy_engine_bytes, batch_copies, ..asked.options };
         new(way, asked.target.probe(options)?)
     };
     let rigs = match device.facts()?.gpu {
-        Some(_) => vec![forced(Way::Engine)?, forced(Way::Kernel)?],
+        Some(_) => vec![forced(Way::Engine)?, forced(Way::OneByOne)?, forced(Way::Kernel)?],
         None => vec![new(Way::Host, Arc::clone(device))?],
     };
     asked.progress.inc_length((calls.len() * rigs.len()) as u64);

@@ -67,6 +67,8 @@ pub struct ProbeOptions {
     pub programmatic: bool,
     /// The piece of a page from which on a GPU's copy engine copies it, in bytes; none for the device's default.
     pub copy_engine_bytes: Option<u64>,
+    /// GPU: one driver call enqueues several copies of a copy engine.
+    pub batch_copies: bool,
     /// The owner of the pinned memory that holds the rows of a GPU's caches.
     pub pinned: Pinned,
 }
@@ -91,6 +93,7 @@ impl ProbeOptions {
             bulk: false,
             programmatic: false,
             copy_engine_bytes: None,
+            batch_copies: true,
             pinned: Pinned::Registered,
         }
     }
@@ -161,6 +164,7 @@ impl Target {
                     bulk: options.bulk,
                     programmatic: options.programmatic,
                     copy_engine_bytes: options.copy_engine_bytes.unwrap_or(own.copy_engine_bytes),
+                    batch_copies: options.batch_copies,
                     host_memory: match options.pinned {
                         Pinned::Registered => HostMemory::Registered,
                         Pinned::Driver => HostMemory::Driver,

@@ -287,8 +287,9 @@ impl Device for CudaDevice {
         let stretches = inner.stretches();
         inner.enqueue_known(op.name(), raw, |current, stream| {
             let e = Enqueueing { current, module: &inner.module, stream };
-            let engine_bytes = inner.copy_engine_bytes;
-            Copies { e: &e, launches: &inner.launches, stretches: &stretches, engine_bytes }.run(&copy)
+            let (engine_bytes, batches) = (inner.copy_engine_bytes, inner.batch_copies);
+            Copies { e: &e, launches: &inner.launches, stretches: &stretches, engine_bytes, batches }
+                .run(&copy)
         })
     }
 

@@ -24,7 +24,9 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 
 use super::options::CudaOptions;
-pub(super) use super::structs::{Access, Copy2d, LaunchAttribute, LaunchConfig, Location, Property};
+pub(super) use super::structs::{
+    Access, BATCH_COPIES, Copy2d, CopyAttributes, LaunchAttribute, LaunchConfig, Location, Property,
+};
 use crate::error::{Error, Kind, Result};
 use crate::os::{Faults, Library};
 
@@ -99,6 +101,10 @@ pub(super) mod flag {
     pub const ACCESS_READ: u32 = 1;
     pub const ACCESS_READ_WRITE: u32 = 3;
     pub const LAUNCH_PROGRAMMATIC: u32 = 6;
+    /// A copy of a batch reads its source in the stream's order.
+    pub const COPY_IN_STREAM_ORDER: u32 = 1;
+    /// A copy of a batch should run beside kernels.
+    pub const COPY_BESIDE_COMPUTE: u32 = 1;
     /// The most threads per block that a function can be launched with.
     pub const FUNCTION_THREADS: i32 = 0;
     /// A function's static shared memory in bytes.
@@ -202,7 +208,8 @@ macro_rules! functions {
                 self.judge($symbol, code)
             })*
 
-            $(pub fn $may(&self, $($one: $of),*) -> DriverResult {
+            $(#[allow(clippy::too_many_arguments, reason = "they are the driver's")]
+            pub fn $may(&self, $($one: $of),*) -> DriverResult {
                 let Some(function) = self.$may else {
                     let name = "this driver does not have it".to_owned();
                     return Err(Refusal { function: $lacked, code: code::NOT_SUPPORTED, name });
@@ -283,6 +290,10 @@ functions! {
     graph_upload = "cuGraphUpload"(graph: Handle, stream: Handle);
     graph_launch = "cuGraphLaunch"(graph: Handle, stream: Handle);
     graph_discard = "cuGraphExecDestroy"(graph: Handle);
+    ? copy_batch = "cuMemcpyBatchAsync"(
+        to: &[Handle; BATCH_COPIES], from: &[Handle; BATCH_COPIES], bytes: &[u64; BATCH_COPIES], count: u64,
+        attributes: &CopyAttributes, first: &u64, attribute_count: u64, refused: &mut u64, stream: Handle
+    );
     ? graph_conditional = "cuGraphConditionalHandleCreate"(
         out: &mut u64, graph: Handle, context: Handle, default: u32, flags: u32
     );

@@ -22,6 +22,7 @@
 
 mod abi;
 mod backings;
+mod batch;
 mod device;
 #[cfg_attr(not(feature = "measure"), allow(dead_code, reason = "some of it only tools ask for"))]
 mod driver;
@@ -90,6 +91,7 @@ struct Inner {
     chunk: u64,
     host_memory: HostMemory,
     copy_engine_bytes: u64,
+    batch_copies: bool,
     grain: u64,
     health: Arc<Health>,
     graphs: Mutex<Graphs>,
@@ -171,6 +173,7 @@ impl CudaDevice {
             chunk: options.registration_chunk,
             host_memory: options.host_memory,
             copy_engine_bytes: options.copy_engine_bytes,
+            batch_copies: options.batch_copies,
             grain,
             calls: Calls::new(&health),
             health,

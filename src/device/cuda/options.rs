@@ -65,6 +65,9 @@ pub struct CudaOptions {
     /// From how many bytes on a copy engine copies a piece of a dense cache's page; at most 64 MiB. A kernel copies
     /// shorter ones, many in one launch. The default of 28 KiB is a guess: no GPU has measured it.
     pub copy_engine_bytes: u64,
+    /// Whether one driver call enqueues up to 256 copies of a copy engine (`cuMemcpyBatchAsync`, from CUDA 12.8 on).
+    /// An older driver takes a call for each copy in any case.
+    pub batch_copies: bool,
 }
 
 impl Default for CudaOptions {
@@ -81,6 +84,7 @@ impl Default for CudaOptions {
             programmatic: false,
             bulk: false,
             copy_engine_bytes: 28 << 10,
+            batch_copies: true,
         }
     }
 }
@@ -98,6 +102,7 @@ impl std::fmt::Debug for CudaOptions {
             .field("programmatic", &self.programmatic)
             .field("bulk", &self.bulk)
             .field("copy_engine_bytes", &self.copy_engine_bytes)
+            .field("batch_copies", &self.batch_copies)
             .finish_non_exhaustive()
     }
 }

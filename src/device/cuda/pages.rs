@@ -2,14 +2,16 @@
 //!
 //! **Three ways.** A copy engine moves long pieces: it takes no multiprocessor, but each of its copies begins anew.
 //! Runs of pages that touch each other on both sides are one copy, and runs whose pages are apart on one side are one
-//! copy of two dimensions. Short pieces are gathered by a kernel, many planes and pages in one launch. Pieces of at
-//! least [`CudaOptions::copy_engine_bytes`](super::CudaOptions::copy_engine_bytes) go by an engine. Pieces from host
-//! memory to host memory go by the copy kernel, because the driver's own copy would block the host.
+//! copy of two dimensions. Single copies wait in a [`Batch`], which one driver call enqueues. Short pieces are gathered
+//! by a kernel, many planes and pages in one launch. Pieces of at least
+//! [`CudaOptions::copy_engine_bytes`](super::CudaOptions::copy_engine_bytes) go by an engine. Pieces from host memory
+//! to host memory go by the copy kernel, because the driver's own copy would block the host.
 //!
 //! **What it keeps.** Nothing: planes and pages go by value into a kernel's arguments, as many as these have room for,
-//! or into the arguments of a driver's copy. The lists are the caller's again when the call returns.
+//! or into the arguments of a driver's copies. The lists are the caller's again when the call returns.
 
 use super::abi::{self, PAGE_LIST, PAGE_PLANES};
+use super::batch::Batch;
 use super::driver::{Copy2d, DriverResult, Handle};
 use super::pools::{Enqueueing, Launches};
 use super::registration::{Stretch, left, pieces};
@@ -71,6 +73,8 @@ pub(super) struct Copies<'a> {
     pub launches: &'a Launches,
     pub stretches: &'a [Stretch],
     pub engine_bytes: u64,
+    /// Whether one driver call may enqueue several copies.
+    pub batches: bool,
 }
 
 /// Planes that wait for a launch, all with the same ways.
@@ -83,24 +87,27 @@ impl Copies<'_> {
     /// Enqueues the copies of checked planes and pages.
     pub fn run(&self, copy: &CopyPages<'_>) -> DriverResult {
         let mut waiting: Option<Waiting> = None;
+        let mut batch = Batch::new(self.e.stream, self.batches);
         for (source, target) in merged(copy.planes) {
             let ends = [source.memory, target.memory].map(|memory| self.is_host(&memory));
             let ways = self.ways(&source, &target, ends);
             if ends == [true, true] {
-                runs(copy.pages).try_for_each(|run| self.by_parts(&source, &target, &ways, &run))?;
+                runs(copy.pages)
+                    .try_for_each(|run| self.by_parts(&mut batch, &source, &target, &ways, &run))?;
                 continue;
             }
             let mut short = false;
             for run in runs(copy.pages) {
                 match ways.at_once(&run) < self.engine_bytes {
                     true => short = true,
-                    false => self.by_engine(&source, &target, &ways, &run)?,
+                    false => self.by_engine(&mut batch, &source, &target, &ways, &run)?,
                 }
             }
             if short {
                 self.gather(&mut waiting, &source, &target, ways, copy.pages)?;
             }
         }
+        batch.enqueue(self.e)?;
         waiting.map_or(Ok(()), |mut full| self.launch(&mut full, copy.pages))
     }
 
@@ -187,7 +194,14 @@ impl Copies<'_> {
     }
 
     /// Copies a run by a copy engine: in one copy, where no end crosses the end of a registration.
-    fn by_engine(&self, source: &Plane, target: &Plane, ways: &Ways, run: &Run) -> DriverResult {
+    fn by_engine(
+        &self,
+        batch: &mut Batch,
+        source: &Plane,
+        target: &Plane,
+        ways: &Ways,
+        run: &Run,
+    ) -> DriverResult {
         let (from, to) = (place(source, run.from), place(target, run.to));
         let strides = [source.stride, target.stride];
         let extent = |stride: u64| stride * u64::from(run.count - 1) + ways.bytes;
@@ -195,14 +209,21 @@ impl Copies<'_> {
             |at: Handle, stride: u64| left(self.stretches, at).is_none_or(|left| extent(stride) <= left);
         let narrow = strides.iter().all(|stride| *stride < PITCH_MAX);
         if ways.whole || run.count == 1 || !narrow || !fits(from, source.stride) || !fits(to, target.stride) {
-            return self.by_parts(source, target, ways, run);
+            return self.by_parts(batch, source, target, ways, run);
         }
         let copy = Copy2d::new([from, to], strides, ways.bytes, run.count.into());
         self.e.current.copy_2d(&copy, self.e.stream)
     }
 
     /// Copies a run in as few parts as pages and registrations allow.
-    fn by_parts(&self, source: &Plane, target: &Plane, ways: &Ways, run: &Run) -> DriverResult {
+    fn by_parts(
+        &self,
+        batch: &mut Batch,
+        source: &Plane,
+        target: &Plane,
+        ways: &Ways,
+        run: &Run,
+    ) -> DriverResult {
         let (count, bytes) = if ways.whole { (1, ways.at_once(run)) } else { (run.count, ways.bytes) };
         for page in 0..count {
             let (from, to) = (place(source, run.from + page), place(target, run.to + page));
@@ -211,7 +232,7 @@ impl Copies<'_> {
                     let args = abi::CopyArgs { from: from + at, to: to + at, bytes };
                     self.launches.copy(self.e, &args)
                 }
-                false => self.e.current.copy(to + at, from + at, bytes, self.e.stream),
+                false => batch.add(self.e, from + at, to + at, bytes),
             })?;
         }
         Ok(())

@@ -83,6 +83,19 @@ impl Copy2d {
     }
 }
 
-const _: () = assert!(size_of::<Copy2d>() == 128);
+/// The most copies of a batch: three lists of them take 6 KiB of the stack.
+pub(super) const BATCH_COPIES: usize = 256;
+
+/// The attributes of copies of a batch: the driver's `CUmemcpyAttributes`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct CopyAttributes {
+    pub order: u32,
+    pub from: Location,
+    pub to: Location,
+    pub flags: u32,
+}
+
+const _: () = assert!(size_of::<Copy2d>() == 128 && size_of::<CopyAttributes>() == 24);
 const _: () = assert!(size_of::<Property>() == 32 && size_of::<Access>() == 12);
 const _: () = assert!(size_of::<LaunchAttribute>() == 72 && size_of::<LaunchConfig>() == 56);

@@ -6,6 +6,7 @@ pub(super) mod skip;
 
 use super::driver::flag;
 use super::*;
+use crate::device::{CopyPages, PageOp, Plane};
 use crate::os::NoFaults;
 use forebay_standin::{Calls as Api, Driver as Beneath, Given, Options, Resources, Standin};
 
@@ -463,8 +464,20 @@ fn the_legacy_stream_is_one_and_the_per_thread_one_is_refused() {
     let refused = borrow(2).unwrap_err();
     assert_eq!((refused.kind(), refused.operation()), (Kind::InvalidConfig, "borrow stream"));
     let event = device.event().unwrap();
+    // A driver takes no batch of copies there, so these are single ones.
+    let bytes = 32 << 10;
+    let [from, to] = [0; 2].map(|_| device.allocate(3 * bytes).unwrap());
+    device.write(from, &[7; 3 * (32 << 10)]).unwrap();
+    let of = |memory| Plane { memory, stride: bytes, bytes };
+    let copy = CopyPages { planes: &[(of(from), of(to))], pages: &[(0, 2), (2, 0)] };
+    device.enqueue_pages(Stream(0), PageOp::Copy(copy)).unwrap();
     device.record(event, Stream(0)).unwrap();
     device.synchronize(event).unwrap();
+    let mut found = [0; 2];
+    for (page, found) in [0, 2].into_iter().zip(&mut found) {
+        device.read(to.part(page * bytes, 1).unwrap(), std::slice::from_mut(found)).unwrap();
+    }
+    assert_eq!(found, [7; 2]);
 }
 
 #[test]

@@ -132,7 +132,8 @@ fn the_batched_copy_returns_900_and_is_not_captured() {
     let (stream, memory) = (gpu.stream(), gpu.memory(4096));
     gpu.fill(memory, 5, 1024, stream);
     let (mut to, mut from, mut bytes) = ([memory + 512], [memory], [4]);
-    let (mut attributes, mut indices, mut failed) = ([0u64; 4], [0], 0);
+    // The source in the stream's order.
+    let (mut attributes, mut indices, mut failed) = ([1u64, 0, 0], [0], 0);
     let mut batch = || {
         code!(
             gpu,

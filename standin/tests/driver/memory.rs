@@ -182,6 +182,65 @@ fn a_copy_in_two_dimensions_copies_its_rows_and_lies_in_one_allocation_or_regist
     expect(0, 0, 0, 0, 0, 0);
 }
 
+/// Without a seed in the order of the lists, with one in any; each copy as it would be alone.
+#[test]
+fn a_batch_copies_in_any_order_and_each_copy_needs_attributes() {
+    const COUNT: usize = 8;
+    let mut orders = std::collections::BTreeSet::new();
+    for seed in [None, Some(1), Some(2), Some(3)] {
+        let Some(standin) = standin(Options { seed, ..Options::default() }) else { return };
+        let gpu = Gpu::new(&standin);
+        let (stream, memory) = (gpu.stream(), gpu.memory(PAGE));
+        let bytes: Vec<u8> = (0..PAGE).map(|byte| (byte % 251) as u8).collect();
+        assert!(standin.write(memory, &bytes));
+        // All copies write the same byte, so that the last one shows.
+        let mut from: Vec<u64> = (0..COUNT as u64).map(|copy| memory + copy).collect();
+        let (mut to, mut sizes) = (vec![memory + 2048; COUNT], vec![1; COUNT]);
+        let mut batch = |orders: [u64; 2], mut indices: [usize; 2], count, failed: *mut usize, stream| {
+            let mut attributes = [[orders[0], 0, 0], [orders[1], 0, 0]];
+            let lists = (to.as_mut_ptr(), from.as_mut_ptr(), sizes.as_mut_ptr());
+            let (attributes, indices) = (attributes.as_mut_ptr().cast(), indices.as_mut_ptr());
+            code!(
+                gpu,
+                memcpy_batch_async(
+                    lists.0, lists.1, lists.2, COUNT, attributes, indices, count, failed, stream
+                )
+            )
+        };
+        let mut failed = 0;
+        for (orders, indices, count) in [
+            ([0, 1], [0, 1], 2),
+            ([1, 4], [0, 1], 2),
+            ([1, 1], [1, 2], 2),
+            ([1, 1], [0, 0], 2),
+            ([1, 1], [0, COUNT], 2),
+            ([1, 1], [0, 1], 0),
+        ] {
+            assert_eq!(batch(orders, indices, count, &mut failed, stream), 1, "{orders:?} {indices:?}");
+        }
+        assert_eq!(batch([1, 0], [0, 0], 1, std::ptr::null_mut(), stream), 1);
+        assert_eq!(batch([1, 0], [0, 0], 1, &mut failed, 0), 400, "the legacy stream");
+        assert_eq!(batch([1, 3], [0, 5], 2, &mut failed, stream), 0);
+        assert_eq!(code!(gpu, stream_synchronize(stream)), 0);
+        let mut last = [0];
+        assert!(standin.read(memory + 2048, &mut last));
+        assert!(seed.is_some() || last == [COUNT as u8 - 1], "{last:?}");
+        orders.insert(last);
+    }
+    assert!(orders.len() > 1, "{orders:?}");
+    let Some(standin) = standin(Options { batches: false, ..Options::default() }) else { return };
+    let gpu = Gpu::new(&standin);
+    let (stream, memory) = (gpu.stream(), gpu.memory(PAGE));
+    let (mut to, mut from, mut size, mut attributes) = ([memory], [memory + 64], [4], [1_u64, 0, 0]);
+    let lists = (to.as_mut_ptr(), from.as_mut_ptr(), size.as_mut_ptr(), attributes.as_mut_ptr().cast());
+    let (mut first, mut failed) = (0, 0);
+    let code = code!(
+        gpu,
+        memcpy_batch_async(lists.0, lists.1, lists.2, 1, lists.3, &mut first, 1, &mut failed, stream)
+    );
+    assert_eq!(code, 801);
+}
+
 #[test]
 fn a_copy_between_two_places_of_the_host_blocks_and_others_do_not() {
     let Some(standin) = standin(seeded(2)) else { return };
