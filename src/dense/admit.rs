@@ -49,7 +49,8 @@ impl Cache {
     /// # Errors
     /// As [`Cache::open`]; [`Kind::Closed`]; [`Kind::Busy`] while work of the parent is in flight;
     /// [`Kind::InvalidState`] while the parent has rows that are neither accepted nor rejected (truncate it to the
-    /// length that you want), or if a step of it failed; [`Kind::DeviceFailed`] if its last copy failed.
+    /// length that you want), if a step of it failed, or if it is parked; [`Kind::DeviceFailed`] if its last copy
+    /// failed.
     pub fn fork(&mut self, parent: Sequence, promised: u32, stream: Stream) -> Result<(Sequence, Ticket)> {
         let record = self.record(parent)?;
         record.check_state(&[State::Running], "fork")?;
@@ -144,8 +145,8 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence whose step failed; [`Kind::OutOfRange`] for a smaller
-    /// prompt or sum, and for more tokens than the cache was made for; [`Kind::Exhausted`] as in [`Cache::open`]. An
-    /// error changes nothing.
+    /// prompt or sum, and for more tokens than the cache was made for; [`Kind::Exhausted`] as in [`Cache::open`], and
+    /// for more than a parked sequence could have on an empty device. An error changes nothing.
     pub fn extend(&mut self, sequence: Sequence, prompt: u32, promised: u32) -> Result<()> {
         let record = self.record(sequence)?;
         record.check_state(&[State::Running, State::Parked], "extend")?;
@@ -163,7 +164,12 @@ impl Cache {
             return Err(wrong().with("most", self.config.max_tokens));
         }
         let (index, reach) = (sequence.index as usize, self.config.reach(tokens)?);
-        let groups = if record.is_away() { 0 } else { self.pools.len() };
+        let away = record.is_away();
+        for (group, pool) in self.pools.iter().enumerate().filter(|_| away) {
+            // A resume takes them.
+            pool.check_alone(&self.config, self.need(group, reach))?;
+        }
+        let groups = if away { 0 } else { self.pools.len() };
         for (group, pool) in self.pools.iter().enumerate().take(groups) {
             let (need, held) = (self.need(group, reach), &mut self.records[index].held[group]);
             let more = need.beyond(held.need());

@@ -9,6 +9,9 @@
 //! [`Cache::arrived`] waits for a part of that batch; [`Cache::finish`] refuses a step that left a part out. Later
 //! steps of the same sequences come behind this one, and need no waits of their own.
 //!
+//! Batches come up one after the other. So of a step with several sequences that come back, the last one comes layer by
+//! layer, and the step waits for all layers of the others before its first one.
+//!
 //! A wait costs one call of the device, or nothing if the host has seen the end of the copies.
 
 use crate::dense::Cache;

@@ -68,8 +68,9 @@ pub struct Config {
     pub width: Width,
     /// Device pages of each group, the null page included: page 0, which is zeros and belongs to no sequence.
     pub device_pages: Vec<u32>,
-    /// Host pages of each group: the second tier, which keeps published pages that the device has no room for. Empty:
-    /// no such tier.
+    /// Host pages of each group: the second tier, which keeps published pages that the device has no room for, and the
+    /// pages of parked sequences. At least those of `max_tokens` tokens. Empty: no such tier, and nothing can be
+    /// parked.
     pub host_pages: Vec<u32>,
     /// When published pages are copied to the host's tier.
     pub save: Save,

@@ -87,7 +87,7 @@ impl Config {
     ///
     /// - page tables and step descriptors;
     /// - the host's tier, if its memory is allocated from the start (`populate`, `lock`, or a device that pins host
-    ///   memory), except on huge pages that are reserved;
+    ///   memory);
     /// - where device memory is the machine's memory, the tensors, and with `populate` or `lock` the pages.
     ///
     /// If the system does not report its memory, nothing is rejected.
@@ -99,9 +99,7 @@ impl Config {
             self.footprint()?;
         let state = os::memory_state(faults);
         let resident = self.memory.populate || self.memory.lock;
-        // The available memory that the system reports does not include reserved huge pages.
-        let reserved = self.memory.huge && state.has_huge(host_pages);
-        let tier = if (resident || device.pins_host_memory()) && !reserved { host_pages } else { 0 };
+        let tier = if resident || device.pins_host_memory() { host_pages } else { 0 };
         let own = match (device.takes_host_memory(), resident) {
             (false, _) => [0; 3],
             (true, false) => [0, tables, tensors],

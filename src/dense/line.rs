@@ -102,6 +102,18 @@ impl Line {
         Ok(())
     }
 
+    /// Enqueues a batch without copies: it ends when `stream` has come this far. Returns its number.
+    pub(super) fn mark(&mut self, stream: Stream, device: &dyn Device) -> Result<u64> {
+        self.begin(stream, device)?;
+        (0..self.parts()).try_for_each(|part| self.end(part, stream, device))?;
+        Ok(self.last)
+    }
+
+    /// Makes `stream` wait for all batches so far.
+    pub(super) fn wait_all(&mut self, stream: Stream, device: &dyn Device) -> Result<()> {
+        self.wait(self.last, stream, device)
+    }
+
     /// Ends a part of the batch; the last part ends the batch.
     pub(super) fn end(&mut self, part: usize, stream: Stream, device: &dyn Device) -> Result<()> {
         device.record(self.event(self.next(), part), stream)?;

@@ -17,14 +17,14 @@
 //! |---|---|---|
 //! | a page goes down | up | the host page, which one may still read; the device page, which one may still fill |
 //! | a page comes up | down | the host page, which one may still fill; the device page, which one may still read |
-//! | a step, a fork or a truncation takes a device page | down | the page, which a copy down may still read |
+//! | a step, a fork or a truncation takes a device page | down | the page, which a copy or a parked one's engine reads |
 //! | a sequence shares a device page | up | the page, which a copy up may still fill |
 //!
 //! A batch that the host has seen complete needs no wait.
 //!
 //! **Write-back.** With `Save::Evicted` a page that goes is copied down first. Some calls that take pages name no
-//! stream. So the copy is noted, and the next call that names one enqueues it before anything else, which is before
-//! anybody writes to the page or reads its copy.
+//! stream. So the copy is noted, and the next call that takes pages, copies or begins a step on a stream enqueues it
+//! before anything else, which is before anybody writes to the page or reads its copy.
 
 use crate::dense::line::Moves;
 use crate::dense::pool::Pool;

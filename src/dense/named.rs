@@ -15,13 +15,15 @@ pub(super) struct Named {
     /// For each page, from the first, the groups in which the sequence uses the block, as bits. In the others it keeps
     /// its own page in addition to the block's, or has given it back.
     pub(super) blocks: Vec<(BlockHash, u8)>,
+    /// How many blocks had lost their device page when the sequence last tried to name its own pages by them.
+    pub(super) tried: u64,
 }
 
 const _: () = assert!(GROUPS_MAX <= u8::BITS as usize);
 
 impl Named {
     pub(super) fn new(hasher: BlockHasher, pages: u32) -> Result<Named> {
-        Ok(Named { hasher, blocks: vector(pages as usize, "open", "block hashes of pages")? })
+        Ok(Named { hasher, blocks: vector(pages as usize, "open", "block hashes of pages")?, tried: 0 })
     }
 
     /// The number of published pages.

@@ -15,7 +15,8 @@
 //! copies up either. All other pages, the last and partial one among them, get host pages of their own.
 //!
 //! **Order** is that of all copies between the tiers (`moves`). The device pages are free at once: who takes one writes
-//! to it behind the copy. A step in flight would still write to them, so parking needs an idle sequence.
+//! to it behind the copy, and behind what the engine had enqueued for the sequence. Other steps wait for neither. A
+//! step in flight would still write to the pages, so parking needs an idle sequence.
 //!
 //! A parked sequence keeps its place among [`Config::sequences`](crate::dense::Config::sequences).
 
@@ -40,13 +41,16 @@ impl Cache {
     /// first); [`Kind::Busy`] while work of the sequence is in flight; [`Kind::DeviceFailed`] if that work failed;
     /// [`Kind::OutOfRange`] for more accepted rows than landed, and for a length whose window was given back: accept
     /// all rows of a prompt's chunk; [`Kind::Exhausted`] names the host pages with their group. These errors change
-    /// nothing. If the device refuses the copies, the sequence is parked even so: the next call that names a stream
-    /// enqueues them.
+    /// nothing. If the device refuses the call half-way, call it again, on any stream: it goes on where it stopped, and
+    /// until then the sequence may be parked or not.
     pub fn park(&mut self, sequence: Sequence, accepted: u32, stream: Stream) -> Result<Ticket> {
         self.record(sequence)?;
         self.hear();
         let index = sequence.index as usize;
         let record = &self.records[index];
+        if record.is_away() && record.work.unsettled.is_some() {
+            return self.end_parking(index, stream);
+        }
         record.check_state(&[State::Running], "park")?;
         record.check_idle("park")?;
         record.check_ticket("park")?;
@@ -62,13 +66,18 @@ impl Cache {
         let pages = self.pools.len().saturating_mul(self.config.pages(length) as usize);
         reserve(&mut self.records[index].parked, pages, "park", "pages of a parked sequence")?;
         self.release_held(index)?;
-        // What the engine has enqueued for the sequence comes before all that others do with its pages.
-        self.record_left(stream)?;
         self.flush(stream)?;
+        // What the engine has enqueued for the sequence comes before all that others do with its pages.
+        let before = self.moves.down.mark(stream, &*self.device)?;
+        for (held, pool) in self.records[index].held.iter().zip(&mut self.pools) {
+            held.own().iter().for_each(|page| pool.note_down(*page, before));
+        }
         let record = &mut self.records[index];
         let rows = &mut record.rows;
         (rows.committed, rows.stored, rows.landed, rows.upper) = (length, length, 0, length);
         (record.start, record.floor, record.state) = (Some(length), length, State::Parked);
+        // What a refused call may have left on a stream are copies down, in their line.
+        record.work.unsettled = None;
         record.steps.micro_batch = None;
         record.epoch = record.epoch.wrapping_add(1);
         self.unname(index, length / self.config.shape.page_tokens)?;
@@ -77,8 +86,17 @@ impl Cache {
         if !self.moves.is_noted() {
             return Ok(Ticket::done());
         }
-        self.records[index].work.unsettled = Some(stream);
-        self.flush(stream)?;
+        self.end_parking(index, stream)
+    }
+
+    /// Enqueues what is left of a parking.
+    fn end_parking(&mut self, index: usize, stream: Stream) -> Result<Ticket> {
+        self.unsettle(index, stream)?;
+        match self.moves.is_noted() {
+            true => self.flush(stream)?,
+            // Another call has enqueued them meanwhile.
+            false => self.moves.down.wait_all(stream, &*self.device)?,
+        }
         self.settle(index, stream)
     }
 

@@ -105,6 +105,8 @@ pub(super) struct Pool {
     directory: Directory,
     /// For each device page whether the directory names it.
     named: Vec<bool>,
+    /// How many blocks have lost their device page so far.
+    lost: u64,
     touched: Vec<Touched>,
     host: Host,
 }
@@ -141,6 +143,7 @@ impl Pool {
             idle: 0,
             directory: Directory::new(count, host.pages.count())?,
             named: filled(count as usize, false, "cache", NAME)?,
+            lost: 0,
             touched: filled(count as usize, Touched::default(), "cache", NAME)?,
             host,
         })
@@ -208,6 +211,25 @@ impl Pool {
         }
     }
 
+    /// Checks that a sequence could have what it needs, if it were alone.
+    ///
+    /// # Errors
+    /// [`Kind::Exhausted`] with the group, `wanted` and `free`.
+    pub(super) fn check_alone(&self, config: &Config, need: Need) -> Result<()> {
+        let all = self.pages.count().saturating_sub(1);
+        let wanted = match self.promised {
+            None => need.whole.into(),
+            Some(_) => config.demand(self.group, need.reserve.into(), need.whole.into()),
+        };
+        match wanted <= u64::from(all) {
+            true => Ok(()),
+            false => {
+                let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
+                Err(self.pages.exhausted(wanted, all).with("group", self.group as u64))
+            }
+        }
+    }
+
     /// Promises what [`Pool::check`] found. A pool without a window promises nothing.
     pub(super) fn promise(&mut self, need: Need) {
         if let Some(promised) = &mut self.promised {
@@ -241,6 +263,7 @@ impl Pool {
             self.save(&victim.block, victim.page, moves)?;
         }
         self.directory.evict_device();
+        self.lost += 1;
         self.idle -= u32::from(self.is_idle(victim.page.0));
         self.named[victim.page.index()] = false;
         self.pages.release(victim.page.0)?;
@@ -331,6 +354,11 @@ impl Pool {
         self.touched[page as usize].up
     }
 
+    /// Notes that who takes a device page waits for batch `number` of the copies down.
+    pub(super) fn note_down(&mut self, page: u32, number: u64) {
+        self.touched[page as usize].down = number;
+    }
+
     /// Notes the number of a copy up.
     pub(super) fn note_up(&mut self, page: u32, host: u32, number: u64) {
         (self.touched[page as usize].up, self.host.touched[host as usize].up) = (number, number);
@@ -379,9 +407,15 @@ impl Pool {
         self.directory.release(block)?;
         if alone && self.directory.forget_device(block).is_some() {
             self.named[page as usize] = false;
+            self.lost += 1;
             self.pages.release(page)?;
         }
         Ok(())
+    }
+
+    /// How many blocks have lost their device page so far. While this is the same, no twin of a page can be named.
+    pub(super) const fn lost(&self) -> u64 {
+        self.lost
     }
 
     /// Whether the directory names `page` by a block that one sequence alone uses.

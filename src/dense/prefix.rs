@@ -21,6 +21,7 @@ use crate::dense::Cache;
 use crate::dense::admit::Open;
 use crate::dense::held::Held;
 use crate::dense::named::Named;
+use crate::dense::pool::Pool;
 use crate::dense::record::{Record, State};
 use crate::dense::shape::{GROUPS_MAX, Shape};
 use crate::device::{Stream, Ticket};
@@ -239,7 +240,7 @@ impl Cache {
         let comes = pairs.iter().any(|pairs| !pairs.is_empty());
         let late = !self.moves.up.has_passed(filled, &*self.device);
         if comes || late {
-            self.records[index].work.unsettled = Some(stream);
+            self.unsettle(index, stream)?;
             self.flush(stream)?;
             self.moves.up.wait(filled, stream, &*self.device)?;
         }
@@ -310,6 +311,7 @@ impl Cache {
     fn name_pages(&mut self, index: usize) -> Result<()> {
         let Record { names, held, .. } = &mut self.records[index];
         let Some(named) = names else { return Ok(()) };
+        named.tried = self.pools.iter().map(Pool::lost).sum();
         for (group, (held, pool)) in held.iter().zip(&mut self.pools).enumerate() {
             let pages = named.blocks.iter_mut().zip(held.pages()).skip(held.first() as usize);
             for ((name, groups), page) in pages.filter(|((_, groups), _)| groups & 1 << group == 0) {
@@ -328,10 +330,10 @@ impl Cache {
     /// it after each chunk of a prompt.
     ///
     /// # Errors
-    /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence whose step failed, or that was opened without names;
-    /// [`Kind::DeviceFailed`] if its last copy failed; [`Kind::Busy`] while it may still run; [`Kind::OutOfRange`] if
-    /// `from` is not [`Length::published`](Cache::length), for more ids than were admitted, and for a number of keys
-    /// that is neither 0 nor the number of full pages.
+    /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence whose step failed, that is parked, or that was opened
+    /// without names; [`Kind::DeviceFailed`] if its last copy failed; [`Kind::Busy`] while it may still run;
+    /// [`Kind::OutOfRange`] if `from` is not [`Length::published`](Cache::length), for more ids than were admitted, and
+    /// for a number of keys that is neither 0 nor the number of full pages.
     pub fn publish(&mut self, sequence: Sequence, from: u32, next: Tokens<'_>) -> Result<u32> {
         let page_tokens = self.config.shape.page_tokens;
         let record = self.record(sequence)?;
@@ -360,7 +362,10 @@ impl Cache {
             self.publish_page(index, ids, key)?;
         }
         // A page is found only where all pages before it are.
-        self.name_pages(index)?;
+        let lost = self.pools.iter().map(Pool::lost).sum();
+        if self.records[index].names.as_ref().is_some_and(|names| names.tried < lost) {
+            self.name_pages(index)?;
+        }
         self.length(sequence).map(|length| length.published)
     }
 
@@ -408,12 +413,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Enqueues the copies to the host that are due, before anything else on `stream`. A refused call may have noted
-    /// them on another stream, behind the engine's own work there.
+    /// Enqueues the copies to the host that are due, before anything else on `stream`.
     pub(super) fn flush(&mut self, stream: Stream) -> Result<()> {
-        if self.moves.is_noted() {
-            self.device.wait(stream, self.left)?;
-        }
         self.moves.flush(&mut self.pools, stream, &*self.device)
     }
 
@@ -422,7 +423,7 @@ impl Cache {
     /// steps. Returns the bytes; 0 if nothing is left to copy, `bytes` is less than a page, or there is no such tier.
     ///
     /// # Errors
-    /// The device's errors: the copies that it refused are enqueued by the next call that names a stream.
+    /// The device's errors: the copies that it refused are enqueued by the next call that copies or begins a step.
     pub fn save(&mut self, stream: Stream, bytes: u64) -> Result<u64> {
         let (mut saved, mut passed) = (0, 0);
         // In turn over all calls: a prefix is found only where all groups have it.

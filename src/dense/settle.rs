@@ -28,6 +28,15 @@ impl Cache {
         }
     }
 
+    /// Marks that `stream` gets work for a sequence, behind what a refused call has left on another stream.
+    pub(super) fn unsettle(&mut self, index: usize, stream: Stream) -> Result<()> {
+        if self.records[index].work.unsettled.is_some() {
+            self.order_behind(index, stream)?;
+        }
+        self.records[index].work.unsettled = Some(stream);
+        Ok(())
+    }
+
     /// Enqueues copies of pages for a sequence.
     pub(super) fn copy_pages(&self, copies: &[Copied], stream: Stream) -> Result<()> {
         for (group, pool) in self.pools.iter().enumerate() {

@@ -22,6 +22,8 @@ impl Cache {
     ///   come back layer by layer are waited for later, by [`Cache::arrived`];
     /// - the begin, which fills the micro-batch's tensors ([`Cache::tensors`]).
     ///
+    /// `stream` must not be captured: the begin belongs to one step.
+    ///
     /// The engine's kernels then write the new rows to their slots, and attention reads the pages. A batch row is a
     /// decoding sequence with its drafts, or a chunk of a prompt; the query rows of all of them together are at most
     /// [`Config::step_tokens`](crate::dense::Config::step_tokens).
@@ -33,13 +35,12 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::Busy`] if every step descriptor is in flight, the micro-batch's last step is not finished, a sequence
-    /// has as many steps in flight as configured, or, in a model with windows, steps behind a failed one are in
-    /// flight; [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence whose step failed or that belongs to another
-    /// micro-batch;
-    /// [`Kind::InvalidConfig`] for a sequence that is named twice, and for [`Accepted::OnDevice`] without a tensor;
-    /// [`Kind::OutOfRange`] for too many rows, query rows or accepted rows, a tensor of another size, and a sequence
-    /// that would outgrow its admitted tokens; [`Kind::DeviceFailed`] if the last copy of a sequence failed. An error
-    /// begins no step.
+    /// has as many steps in flight as configured, or, in a model with windows, steps behind a failed one are in flight;
+    /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence whose step failed, that is parked, or that belongs to
+    /// another micro-batch; [`Kind::InvalidConfig`] for a sequence that is named twice, and for [`Accepted::OnDevice`]
+    /// without a tensor; [`Kind::OutOfRange`] for too many rows, query rows or accepted rows, a tensor of another size,
+    /// and a sequence that would outgrow its admitted tokens; [`Kind::DeviceFailed`] if the last copy of a sequence
+    /// failed. An error begins no step.
     pub fn prepare(
         &mut self,
         micro_batch: MicroBatch,

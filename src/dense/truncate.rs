@@ -15,10 +15,11 @@ impl Cache {
     /// If the device refuses the call half-way, try again on any stream, with the same length or a smaller one.
     ///
     /// # Errors
-    /// [`Kind::Closed`]; [`Kind::Busy`] while work of the sequence is in flight; [`Kind::OutOfRange`] for a length
-    /// beyond committed and landed rows, and for one whose window was given back (a sliding window can only go back as
-    /// far as it still holds pages); [`Kind::Exhausted`] when shared pages cannot be replaced. These errors change
-    /// nothing. If the device refuses later operations, only this call and [`Cache::close`] accept the sequence.
+    /// [`Kind::Closed`]; [`Kind::InvalidState`] for a parked sequence; [`Kind::Busy`] while work of the sequence is in
+    /// flight; [`Kind::OutOfRange`] for a length beyond committed and landed rows, and for one whose window was given
+    /// back (a sliding window can only go back as far as it still holds pages); [`Kind::Exhausted`] when shared pages
+    /// cannot be replaced. These errors change nothing. If the device refuses later operations, only this call and
+    /// [`Cache::close`] accept the sequence.
     pub fn truncate(&mut self, sequence: Sequence, length: u32, stream: Stream) -> Result<Ticket> {
         self.record(sequence)?;
         let index = sequence.index as usize;

@@ -451,6 +451,7 @@ fn parked_pages_are_written_after_the_work_before_the_parking() {
         rig.run();
         let reads: Vec<_> = rig.rows(first, 0, 32).iter().map(|slice| bytes(slice, false)).collect();
         rig.watch.engine(rig.streams[OTHER], "another reader", &reads)?;
+        rig.clock.hold(rig.streams[OTHER])?;
         rig.name("parking");
         drop(rig.cache.park(first, 0, rig.streams[OTHER])?);
         assert_eq!(rig.cache.stats().bytes_down, 1024, "nothing else goes down");

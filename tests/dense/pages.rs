@@ -437,3 +437,23 @@ fn pages_that_were_computed_twice_are_found_while_one_of_them_is_there() {
     cache.close(both[1], stream).unwrap();
     cache.validate().unwrap();
 }
+
+/// A sequence that is truncated takes the name from its page, and its twin's page gets it.
+#[test]
+fn a_page_is_found_after_the_sequence_of_its_twin_was_truncated() {
+    let (mut cache, stream) = cache(None, |_| {});
+    let ids: Vec<u32> = (0..64).collect();
+    let none = cache.names(b"", Tokens::new(&[])).unwrap();
+    let open = Open { prompt: 64, promised: 14 };
+    let both = [(); 2].map(|()| cache.open_shared(&open, &none, stream).unwrap().sequence);
+    for sequence in both {
+        step(&mut cache, stream, sequence, 0, 64);
+        assert_eq!(cache.publish(sequence, 0, Tokens::new(&ids)).unwrap(), 64);
+    }
+    let names = cache.names(b"", Tokens::new(&ids)).unwrap();
+    drop(cache.truncate(both[0], 32, stream).unwrap());
+    assert_eq!(cache.find(&names).tokens, 32);
+    assert_eq!(cache.publish(both[1], 64, Tokens::new(&[])).unwrap(), 64);
+    assert_eq!(cache.find(&names).tokens, 64);
+    cache.validate().unwrap();
+}

@@ -8,8 +8,8 @@ use crate::faulty::Faulty;
 use forebay::dense::{Cache, Config, Group, Open, Shape};
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::HostOptions;
-use forebay::device::{Device, Stream};
-use forebay::{Accepted, BatchRow, Error, Kind, Memory, MicroBatch, Sequence, Tokens};
+use forebay::device::{Device, Outcome, Stream};
+use forebay::{Accepted, BatchRow, Error, Kind, Memory, MicroBatch, Sequence, Step, Tokens};
 
 /// Bytes of a page.
 const PAGE: u64 = 16 * 64;
@@ -273,36 +273,209 @@ fn a_parked_sequence_can_be_extended_and_closed_and_nothing_else() {
     assert_eq!((error.kind(), error.number("free")), (Kind::Exhausted, Some(0)), "{error}");
 }
 
+/// What the device could not hold even if it were empty is refused when a parked sequence is extended, not when it is
+/// resumed.
+#[test]
+fn a_parked_sequence_is_not_extended_beyond_the_device() {
+    for (window, pages) in [(None, [7, 0]), (Some(17), [9, 5])] {
+        let change = |config: &mut Config| {
+            config.device_pages = pages[..config.shape.groups.len()].to_vec();
+            config.query_rows = 1;
+        };
+        let mut rig = Rig::new(window, change);
+        let first = rig.published(&mut Vec::new(), false);
+        rig.park(first, 40).unwrap();
+        let most = (60..=128).take_while(|tokens| rig.cache.extend(first, 40, tokens - 40).is_ok()).last();
+        let error = rig.cache.extend(first, 40, 88);
+        if let Some(tokens) = most.filter(|tokens| *tokens < 128) {
+            let error = error.unwrap_err();
+            let free = error.number("free").unwrap();
+            assert_eq!(error.kind(), Kind::Exhausted);
+            assert!(error.number("wanted").unwrap() > free, "{error}");
+            assert!(window.is_some() || (free, tokens) == (6, 94), "{free} {tokens}");
+        } else {
+            assert!(window.is_some());
+        }
+        drop(rig.cache.resume(first, rig.stream).unwrap());
+    }
+}
+
+/// A cache of two layers on a clock whose streams can be held, over a device that refuses what a test says.
+struct Clocked {
+    clock: Arc<ClockDevice>,
+    faulty: Arc<Faulty>,
+    cache: Cache,
+    streams: [Stream; 3],
+}
+
+impl Clocked {
+    fn new(device_pages: u32) -> Clocked {
+        let test = TestDevice::host(HostOptions::default());
+        let clock = ClockDevice::over(test.device(), ClockOptions::default()).unwrap();
+        let faulty = Faulty::new(clock.clone(), false);
+        let group = Group { layers: vec![0, 1], runs: [16, 0], window: None };
+        let mut config = Config::new(Shape { page_tokens: 16, groups: vec![group] }, 4, 64);
+        config.memory = Memory { huge: false, populate: false, lock: false, node: None };
+        (config.device_pages, config.host_pages, config.bring_layers) = (vec![device_pages], vec![9], 1);
+        let cache = Cache::new(config, faulty.clone()).unwrap();
+        let streams = [(); 3].map(|()| clock.stream().unwrap());
+        Clocked { clock, faulty, cache, streams }
+    }
+
+    /// Begins and finishes a step of one row on the first stream.
+    fn begin(&mut self, sequence: Sequence, accepted: u32, query_rows: u32) -> Step {
+        let [main, ..] = self.streams;
+        let row = BatchRow { sequence, accepted: Accepted::Rows(accepted), query_rows };
+        let mut step = self.cache.prepare(MicroBatch(0), &[row], None, main).unwrap();
+        (0..2).for_each(|layer| self.cache.arrived(&step, layer, main).unwrap());
+        self.cache.finish(&mut step, main).unwrap();
+        step
+    }
+
+    /// Retires a step of the first stream.
+    fn retire(&mut self, step: Step) {
+        assert!(self.reaches(self.streams[0]));
+        let retired = self.cache.retire(step, self.streams[0]);
+        retired.map(drop).map_err(|unretired| unretired.error).unwrap();
+    }
+
+    /// A sequence that takes two pages, with 20 rows.
+    fn open(&mut self) -> Sequence {
+        let sequence = self.cache.open(&Open { prompt: 20, promised: 4 }).unwrap();
+        let step = self.begin(sequence, 0, 20);
+        self.retire(step);
+        sequence
+    }
+
+    /// Whether a stream's work can run to its end now.
+    fn reaches(&self, stream: Stream) -> bool {
+        let event = self.clock.event().unwrap();
+        self.clock.record(event, stream).unwrap();
+        match self.clock.synchronize(event) {
+            Ok(()) => true,
+            Err(error) => {
+                assert_eq!(error.kind(), Kind::Busy);
+                false
+            }
+        }
+    }
+}
+
 /// The device refuses the copies of a parking; a call on another stream enqueues them, behind what the engine had
-/// enqueued for the sequence.
+/// enqueued for the sequence, and a second try of the parking has nothing left to do.
 #[test]
 fn refused_copies_wait_for_the_stream_of_the_parking() {
-    let test = TestDevice::host(HostOptions::default());
-    let clock = ClockDevice::over(test.device(), ClockOptions::default()).unwrap();
-    let faulty = Faulty::new(clock.clone(), false);
-    let [main, parking, other] = [(); 3].map(|()| clock.stream().unwrap());
-    let shape =
-        Shape { page_tokens: 16, groups: vec![Group { layers: vec![0], runs: [16, 0], window: None }] };
-    let mut config = Config::new(shape, 1, 64);
-    config.memory = Memory { huge: false, populate: false, lock: false, node: None };
-    config.host_pages = vec![5];
-    let mut cache = Cache::new(config, faulty.clone()).unwrap();
-    let sequence = cache.open(&Open { prompt: 20, promised: 4 }).unwrap();
-    let row = BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: 20 };
-    let mut step = cache.prepare(MicroBatch(0), &[row], None, main).unwrap();
-    cache.finish(&mut step, main).unwrap();
-    clock.run().unwrap();
-    cache.retire(step, main).map(drop).map_err(|unretired| unretired.error).unwrap();
+    let mut rig = Clocked::new(9);
+    let [main, parking, other] = rig.streams;
+    let sequence = rig.open();
     // The engine's work for the sequence has not ended.
-    clock.hold(parking).unwrap();
-    faulty.aim(Some(2));
-    assert_eq!(cache.park(sequence, 20, parking).unwrap_err().kind(), Kind::OutOfMemory);
-    assert_eq!((faulty.aim(None), cache.stats().parked, cache.stats().bytes_down), (Some("wait"), 1, 0));
-    assert_eq!(cache.save(other, 0).unwrap(), 0);
-    assert_eq!(cache.stats().bytes_down, 2 * 256);
-    let copied = clock.event().unwrap();
-    clock.record(copied, other).unwrap();
-    assert_eq!(clock.synchronize(copied).unwrap_err().kind(), Kind::Busy);
-    clock.let_go(parking).unwrap();
-    clock.synchronize(copied).unwrap();
+    rig.clock.hold(parking).unwrap();
+    rig.faulty.aim(Some(5));
+    assert_eq!(rig.cache.park(sequence, 20, parking).unwrap_err().kind(), Kind::OutOfMemory);
+    let refused = rig.faulty.aim(None);
+    let stats = rig.cache.stats();
+    assert_eq!((refused, stats.parked, stats.bytes_down), (Some("enqueue_pages"), 1, 0));
+    rig.clock.hold(other).unwrap();
+    assert_eq!(rig.cache.save(other, 0).unwrap(), 0);
+    assert_eq!(rig.cache.stats().bytes_down, 2 * 512);
+    assert!(!rig.reaches(other));
+    let ticket = rig.cache.park(sequence, 20, main).unwrap();
+    assert!(!rig.reaches(main));
+    assert_eq!((ticket.poll(), rig.cache.stats().bytes_down), (None, 2 * 512));
+    let error = rig.cache.park(sequence, 20, other).unwrap_err();
+    assert_eq!((error.kind(), error.place()), (Kind::InvalidState, "the sequence is parked"));
+    rig.clock.let_go(parking).unwrap();
+    assert!(!rig.reaches(main));
+    rig.clock.let_go(other).unwrap();
+    assert!(rig.reaches(main));
+    assert_eq!(ticket.poll(), Some(Outcome::Done));
+}
+
+/// Whatever call of the device is refused, the parking goes on in a second try, on another stream.
+#[test]
+fn a_parking_that_was_refused_goes_on() {
+    for (passing, again) in (0..).flat_map(|passing| [(passing, 1), (passing, 2)]) {
+        let mut rig = Clocked::new(9);
+        let sequence = rig.open();
+        rig.faulty.aim(Some(passing));
+        let first = rig.cache.park(sequence, 20, rig.streams[1]).map(drop);
+        if rig.faulty.aim(None).is_none() {
+            assert!(passing > 5 && first.is_ok());
+            return;
+        }
+        assert_eq!(first.unwrap_err().kind(), Kind::OutOfMemory);
+        let ticket = rig.cache.park(sequence, 20, rig.streams[again]).unwrap();
+        rig.clock.run().unwrap();
+        let stats = rig.cache.stats();
+        assert_eq!((ticket.poll(), stats.parked, stats.free_pages[0]), (Some(Outcome::Done), 1, 8));
+        assert_eq!(stats.bytes_down, 2 * 512, "{passing}");
+        rig.cache.validate().unwrap();
+        drop(rig.cache.resume(sequence, rig.streams[2]).unwrap());
+        let step = rig.begin(sequence, 0, 1);
+        rig.retire(step);
+    }
+}
+
+/// Only who takes a page of the parked sequence waits for its copies.
+#[test]
+fn steps_of_others_do_not_wait_for_a_parking() {
+    let mut rig = Clocked::new(7);
+    let [main, copies, others] = rig.streams;
+    let [first, second, third] = [(); 3].map(|()| rig.open());
+    drop(rig.cache.park(first, 20, copies).unwrap());
+    rig.clock.run().unwrap();
+    drop(rig.cache.resume(first, copies).unwrap());
+    rig.clock.run().unwrap();
+    rig.clock.hold(others).unwrap();
+    drop(rig.cache.park(second, 20, others).unwrap());
+    for (sequence, accepted) in [(third, 20), (first, 0)] {
+        let step = rig.begin(sequence, accepted, 1);
+        rig.retire(step);
+    }
+    let taker = rig.cache.open(&Open { prompt: 20, promised: 4 }).unwrap();
+    let step = rig.begin(taker, 0, 20);
+    assert!(!rig.reaches(main));
+    rig.clock.let_go(others).unwrap();
+    rig.retire(step);
+}
+
+/// A resume is refused on one stream, again on another, and the sequence is closed. Its pages are not free before the
+/// copies of the first try have ended.
+#[test]
+fn pages_of_a_resume_that_was_refused_twice_are_not_free_while_copies_run() {
+    // The calls of the first try up to its first copy pass, and then the second one is refused.
+    let first_copy = (0..)
+        .find(|passing| {
+            let mut rig = Clocked::new(5);
+            let sequence = rig.open();
+            drop(rig.cache.park(sequence, 20, rig.streams[1]).unwrap());
+            rig.clock.run().unwrap();
+            rig.faulty.aim(Some(*passing));
+            drop(rig.cache.resume(sequence, rig.streams[1]));
+            rig.faulty.aim(None) == Some("enqueue_pages")
+        })
+        .unwrap();
+    for second in 0.. {
+        let mut rig = Clocked::new(5);
+        let [main, copies, others] = rig.streams;
+        let sequence = rig.open();
+        drop(rig.cache.park(sequence, 20, copies).unwrap());
+        rig.clock.run().unwrap();
+        rig.clock.hold(copies).unwrap();
+        rig.faulty.aim(Some(first_copy + 1));
+        rig.cache.resume(sequence, copies).unwrap_err();
+        rig.faulty.aim(Some(second));
+        let resumed = rig.cache.resume(sequence, others).map(drop);
+        if rig.faulty.aim(None).is_none() {
+            assert!(second > 5 && resumed.is_ok());
+            return;
+        }
+        rig.cache.close(sequence, main).unwrap();
+        assert_eq!(rig.cache.reap(main).unwrap(), 1, "refused at {second}");
+        assert_eq!(rig.cache.stats().free_pages[0], 2, "refused at {second}");
+        rig.clock.let_go(copies).unwrap();
+        rig.clock.run().unwrap();
+        assert_eq!((rig.cache.reap(main).unwrap(), rig.cache.stats().free_pages[0]), (0, 4));
+        rig.cache.validate().unwrap();
+    }
 }

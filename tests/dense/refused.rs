@@ -44,7 +44,9 @@ struct Life {
     cache: Cache,
     kernels: Kernels,
     main: Stream,
+    /// The stream of copies; each further try takes the other one.
     side: Stream,
+    other: Stream,
     /// In the order of their openings; none for one that was given up or closed.
     texts: Vec<Option<Text>>,
     /// Whether a refused call is made again.
@@ -64,7 +66,7 @@ impl Life {
         let faulty = Faulty::new(clock.clone(), false);
         let cache = Cache::new(config(save), faulty.clone()).unwrap();
         let kernels = Kernels::new(&test, &cache);
-        let [main, side] = [(); 2].map(|()| clock.stream().unwrap());
+        let [main, side, other] = [(); 3].map(|()| clock.stream().unwrap());
         Life {
             clock,
             faulty,
@@ -72,6 +74,7 @@ impl Life {
             kernels,
             main,
             side,
+            other,
             texts: Vec::new(),
             again,
             refusals: 0,
@@ -99,11 +102,13 @@ impl Life {
             return None;
         }
         self.clock.run().unwrap();
+        std::mem::swap(&mut self.side, &mut self.other);
         if let Some(passing) = self.second.take() {
             self.refused = self.faulty.aim(Some(passing));
             let made = call(self);
             self.check();
             self.faulty.aim(None);
+            std::mem::swap(&mut self.side, &mut self.other);
             if made.is_ok() {
                 return made.ok();
             }
@@ -207,15 +212,7 @@ impl Life {
     /// Parks a sequence; `accepted` of its landed rows count.
     fn park(&mut self, at: usize, accepted: u32) {
         let Some(handle) = self.handle(at) else { return };
-        let parked = self.twice(|life| {
-            let before = life.cache.stats().parked;
-            match life.cache.park(handle, accepted, life.side) {
-                Ok(_) => Ok(()),
-                // The first try has parked it: what was refused are the copies.
-                Err(error) if error.kind() == Kind::InvalidState && before > 0 => Ok(()),
-                Err(error) => Err(error),
-            }
-        });
+        let parked = self.twice(|life| life.cache.park(handle, accepted, life.side).map(drop));
         if parked.is_none() {
             return self.close(at);
         }
