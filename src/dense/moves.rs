@@ -17,7 +17,7 @@
 //! |---|---|---|
 //! | a page goes down | up | the host page, which one may still read; the device page, which one may still fill |
 //! | a page comes up | down | the host page, which one may still fill; the device page, which one may still read |
-//! | a step, a fork or a truncation takes a device page | down | the page, which a copy, or a parked one's engine, reads |
+//! | a step, fork or truncation takes a device page | down | the page, which a copy or a parked one's engine reads |
 //! | a sequence shares a device page | up | the page, which a copy up may still fill |
 //!
 //! A batch that the host has seen complete needs no wait.
