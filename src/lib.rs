@@ -69,6 +69,8 @@ pub mod text;
 pub mod total;
 #[cfg(feature = "trace")]
 pub mod trace;
+#[cfg(feature = "transfer")]
+pub mod transfer;
 pub mod weights;
 
 pub use cache::{Cache, Capture, Captured, Config, Footprint, Layers, Open, Slots};

@@ -1,0 +1,23 @@
+//! Rows that go from prefill instances to decode instances, layer by layer.
+//!
+//! Large deployments run prompts on some GPUs and decode on others (vLLM: disaggregated prefill; SGLang: PD
+//! disaggregation). The rows of a prompt then cross from one instance to the other, and the two divide a model in
+//! different ways: other tensor-parallel degrees, other pipeline stages, other page sizes, or prompts whose tokens are
+//! spread over the ranks.
+//!
+//! **What is here.** The plan of a transfer, which is pure arithmetic. A [`Side`] says where an instance keeps the
+//! rows. A [`Plan`] pairs two sides, or refuses them with a reason, and then names for each request the [`Run`]s: which
+//! bytes of which rank and page go to which bytes of which rank and page. Both instances compute the same runs from the
+//! same two sides, so neither has to send lists.
+//!
+//! **What it does not do.** It copies nothing, and does not know addresses: a run names pages by their order in a
+//! request. It converts nothing: other numbers, heads or sizes are refused. The protocol, the fences and the copies are
+//! not built yet.
+
+mod plan;
+mod runs;
+mod side;
+
+pub use plan::Plan;
+pub use runs::{Chunk, End, Request, Run};
+pub use side::{Component, LayerPlaces, Place, Side, Split};

@@ -1,0 +1,11 @@
+//! The plan of a transfer against a map of every byte.
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+#[path = "transfer/map.rs"]
+mod map;
+#[path = "transfer/models.rs"]
+mod models;
+#[path = "transfer/random.rs"]
+mod random;
+#[path = "transfer/refused.rs"]
+mod refused;
