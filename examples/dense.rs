@@ -1,6 +1,7 @@
 //! The loop of a dense model of docs/integration.md, in Rust: a prompt in chunks, then steps that decode a token. A
 //! second request with the same prompt finds its pages. In the middle of each another request is urgent, and the device
-//! is full: the running one is parked on the host, and comes back layer by layer.
+//! is full: the running one is parked on the host, and comes back layer by layer. On this device, which works inline,
+//! the copies have ended when `resume` returns; on a GPU they run beside the layers.
 
 use forebay::dense::{Cache, Config, Group, Open, Shape, View, Width};
 use forebay::device::host::{HostDevice, HostOptions};
@@ -90,7 +91,7 @@ impl Engine {
         let mut step = cache.prepare(MicroBatch(0), &[row], None, self.stream)?;
         // A captured graph reads the same tensors in every step.
         for layer in 0..LAYERS {
-            // Pages that come back from the host are there.
+            // Before new rows are written: the pages that come back from the host are there.
             cache.arrived(&step, layer, self.stream)?;
             // P: the engine writes the new rows to their slots. A: attention reads the pages.
             self.write_rows(cache, layer, ids, rows)?;
@@ -102,22 +103,25 @@ impl Engine {
         Ok(sum)
     }
 
-    /// Another request is urgent, and the device is full: the running one waits on the host until it has ended.
-    fn preempt(&self, cache: &mut Cache, running: Sequence, accepted: usize) -> forebay::Result<()> {
+    /// Another request is urgent. If the device is full, the running one waits on the host until it has ended. Returns
+    /// whether it did: the parking has accepted its last rows.
+    fn preempt(&self, cache: &mut Cache, running: Sequence, accepted: usize) -> forebay::Result<bool> {
         let open = Open { prompt: CHUNK as u32, promised: 1 };
-        let urgent = match cache.open(&open) {
+        let (urgent, parked) = match cache.open(&open) {
             Err(error) if error.kind() == Kind::Exhausted => {
                 let _copies = cache.park(running, accepted as u32, self.stream)?;
-                cache.open(&open)?
+                (cache.open(&open)?, true)
             }
-            opened => opened?,
+            opened => (opened?, false),
         };
         let ids = &self.ids[1..];
         self.step(cache, (urgent, ids), 0, CHUNK)?;
         self.step(cache, (urgent, ids), CHUNK, 1)?;
         cache.close(urgent, self.stream)?;
-        let _copies = cache.resume(running, self.stream)?;
-        Ok(())
+        if parked {
+            let _copies = cache.resume(running, self.stream)?;
+        }
+        Ok(parked)
     }
 
     /// A request: opens, computes what is not there, decodes, publishes, closes. Returns the tokens that were there,
@@ -137,9 +141,7 @@ impl Engine {
         }
         for number in 0..STEPS {
             if number == STEPS / 2 {
-                self.preempt(cache, sequence, accepted)?;
-                // The parking has accepted the last rows.
-                accepted = 0;
+                accepted = if self.preempt(cache, sequence, accepted)? { 0 } else { accepted };
             }
             sum += self.step(cache, own, accepted, 1)?;
             accepted = 1;

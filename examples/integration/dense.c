@@ -1,7 +1,9 @@
 /* The loop of a dense model of docs/integration.md, in C: a prompt in chunks, then steps that decode a token. A second
  * request with the same prompt finds its pages. In the middle of each another request is urgent, and the device is
- * full: the running one is parked on the host, and comes back layer by layer. */
+ * full: the running one is parked on the host, and comes back layer by layer. On this device, which works inline, the
+ * copies have ended when fb_dense_resume returns; on a GPU they run beside the layers. */
 #include <forebay.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,7 +79,7 @@ static uint64_t step_of(fb_dense *dense, uint64_t sequence, const uint32_t *ids,
     tensors.size = sizeof tensors;
     must(fb_dense_tensors(dense, 0, &tensors), dense);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        /* Pages that come back from the host are there. */
+        /* Before new rows are written: the pages that come back from the host are there. */
         must(fb_dense_arrived(dense, step, layer, NULL), dense);
         /* P: the engine writes the new rows to their slots. A: attention reads the pages. */
         write_rows(dense, layer, &tensors, ids, rows);
@@ -90,11 +92,13 @@ static uint64_t step_of(fb_dense *dense, uint64_t sequence, const uint32_t *ids,
     return sum;
 }
 
-/* Another request is urgent, and the device is full: the running one waits on the host until it has ended. */
-static void preempt(fb_dense *dense, uint64_t running, uint32_t accepted, const uint32_t *ids) {
+/* Another request is urgent. If the device is full, the running one waits on the host until it has ended. Returns how
+ * many rows its next step accepts: none after a parking, which has accepted the last ones. */
+static uint32_t preempt(fb_dense *dense, uint64_t running, uint32_t accepted, const uint32_t *ids) {
     uint64_t urgent = 0;
     fb_status opened = fb_dense_open(dense, CHUNK, 1, &urgent);
-    if (opened == FB_EXHAUSTED) {
+    const bool parks = opened == FB_EXHAUSTED;
+    if (parks) {
         must(fb_dense_park(dense, running, accepted, NULL, NULL), dense);
         opened = fb_dense_open(dense, CHUNK, 1, &urgent);
     }
@@ -102,7 +106,10 @@ static void preempt(fb_dense *dense, uint64_t running, uint32_t accepted, const 
     step_of(dense, urgent, ids, 0, CHUNK);
     step_of(dense, urgent, ids, CHUNK, 1);
     must(fb_dense_close(dense, urgent, NULL), dense);
-    must(fb_dense_resume(dense, running, NULL, NULL), dense);
+    if (parks) {
+        must(fb_dense_resume(dense, running, NULL, NULL), dense);
+    }
+    return parks ? 0 : accepted;
 }
 
 /* A request: opens, computes what is not there, decodes, publishes, closes. Returns how many tokens were there. */
@@ -127,9 +134,7 @@ static uint32_t serve(fb_dense *dense, const uint32_t *ids, uint64_t *sum) {
     }
     for (uint32_t number = 0; number < STEPS; number++) {
         if (number == STEPS / 2) {
-            preempt(dense, sequence, accepted, ids + 1);
-            /* The parking has accepted the last rows. */
-            accepted = 0;
+            accepted = preempt(dense, sequence, accepted, ids + 1);
         }
         *sum += step_of(dense, sequence, ids, accepted, 1);
         accepted = 1;

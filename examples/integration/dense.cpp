@@ -1,6 +1,7 @@
 // The loop of a dense model of docs/integration.md, in C++: a prompt in chunks, then steps that decode a token. A
 // second request with the same prompt finds its pages. In the middle of each another request is urgent, and the device
-// is full: the running one is parked on the host, and comes back layer by layer.
+// is full: the running one is parked on the host, and comes back layer by layer. On this device, which works inline,
+// the copies have ended when fb_dense_resume returns; on a GPU they run beside the layers.
 #include <forebay.h>
 
 #include <algorithm>
@@ -75,9 +76,7 @@ public:
         }
         for (std::uint32_t number = 0; number < kSteps; number++) {
             if (number == kSteps / 2) {
-                preempt(sequence, accepted);
-                // The parking has accepted the last rows.
-                accepted = 0;
+                accepted = preempt(sequence, accepted);
             }
             sum_ += step(sequence, ids_.data(), accepted, 1);
             accepted = 1;
@@ -142,7 +141,7 @@ private:
         const fb_batch_row batch_row{sequence, accepted, rows};
         must(fb_dense_prepare(dense_, 0, &batch_row, 1, nullptr, nullptr, &step), dense_);
         for (std::uint32_t layer = 0; layer < kLayers; layer++) {
-            // Pages that come back from the host are there.
+            // Before new rows are written: the pages that come back from the host are there.
             must(fb_dense_arrived(dense_, step, layer, nullptr), dense_);
             // P: the engine writes the new rows to their slots. A: attention reads the pages.
             write_rows(layer, ids, rows);
@@ -155,11 +154,13 @@ private:
         return sum;
     }
 
-    // Another request is urgent, and the device is full: the running one waits on the host until it has ended.
-    void preempt(std::uint64_t running, std::uint32_t accepted) const {
+    // Another request is urgent. If the device is full, the running one waits on the host until it has ended. Returns
+    // how many rows its next step accepts: none after a parking, which has accepted the last ones.
+    std::uint32_t preempt(std::uint64_t running, std::uint32_t accepted) const {
         std::uint64_t urgent = 0;
         fb_status opened = fb_dense_open(dense_, kChunk, 1, &urgent);
-        if (opened == FB_EXHAUSTED) {
+        const bool parks = opened == FB_EXHAUSTED;
+        if (parks) {
             must(fb_dense_park(dense_, running, accepted, nullptr, nullptr), dense_);
             opened = fb_dense_open(dense_, kChunk, 1, &urgent);
         }
@@ -167,7 +168,8 @@ private:
         step(urgent, ids_.data() + 1, 0, kChunk);
         step(urgent, ids_.data() + 1, kChunk, 1);
         must(fb_dense_close(dense_, urgent, nullptr), dense_);
-        must(fb_dense_resume(dense_, running, nullptr, nullptr), dense_);
+        if (parks) must(fb_dense_resume(dense_, running, nullptr, nullptr), dense_);
+        return parks ? 0 : accepted;
     }
 
     fb_dense *dense_;

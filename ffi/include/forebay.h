@@ -453,8 +453,8 @@ typedef struct fb_requests fb_requests;
 // A selection trace in memory.
 typedef struct fb_selections fb_selections;
 
-// The completion of work that the library enqueued: a warm-up, the copy of a fork, a truncation, or the pages that
-// fb_dense_open_shared brings back.
+// The completion of work that the library enqueued: a warm-up, a resume, the copy of a fork, a truncation, the copies
+// of fb_dense_park, or the pages that fb_dense_open_shared or fb_dense_resume bring back.
 typedef struct fb_ticket fb_ticket;
 
 // A recording in progress.
@@ -1050,7 +1050,7 @@ typedef struct fb_dense_config {
     // Default: as many as fb_dense_pages_for returns for `sequences` and `max_tokens`.
     uint32_t device_pages[FB_DENSE_GROUPS_MAX];
     // Optional: host pages of each group: the second tier, which keeps published pages that the device has no room
-    // for. Default: no such tier.
+    // for, and the rows of parked sequences. Default: no such tier; then fb_dense_park always returns FB_EXHAUSTED.
     uint32_t host_pages[FB_DENSE_GROUPS_MAX];
     // Optional: the most batch rows of a step. Default: `sequences`, at most 32,767.
     uint32_t batch;
@@ -1071,8 +1071,9 @@ typedef struct fb_dense_config {
     // Optional: the NUMA node of the host's tier, plus 1. Default: any node.
     uint32_t numa_node;
     // Optional: layers whose pages come back from the host together. A step may then compute its first layers while
-    // the pages of later ones still come: it must call fb_dense_arrived before each layer. Default: all layers,
-    // for which fb_dense_prepare waits. Not with FB_DENSE_PAGE_FIRST, where a page comes back in one piece.
+    // the pages of later ones still come: it must call fb_dense_arrived before it writes a layer's new rows.
+    // Default: all layers, for which fb_dense_prepare waits. Not with FB_DENSE_PAGE_FIRST, where a page comes back in
+    // one piece.
     uint32_t bring_layers;
 } fb_dense_config;
 
@@ -2512,10 +2513,10 @@ fb_status fb_dense_open_shared(struct fb_dense *dense,
 // from `from` on, as far as they are known. `*published` receives how many tokens the sequence's published pages have
 // now. Call it again after more steps have been retired, and before fb_dense_close; in a model with sliding windows,
 // after each chunk of a prompt, because pages before the window are gone. FB_INVALID_STATE for a sequence that neither
-// fb_dense_open_shared opened nor fb_dense_fork made from such a sequence, or whose step failed. FB_BUSY while a
-// ticket's work for it is in flight; steps in flight do not matter. FB_DEVICE_FAILED if its last copy failed.
-// FB_OUT_OF_RANGE when `from` differs from the `published` that fb_dense_length returns, for more ids than were
-// admitted, and for keys that are neither none nor one for each full page.
+// fb_dense_open_shared opened nor fb_dense_fork made from such a sequence, that is parked, or whose step failed.
+// FB_BUSY while a ticket's work for it is in flight; steps in flight do not matter. FB_DEVICE_FAILED if its last copy
+// failed. FB_OUT_OF_RANGE when `from` differs from the `published` that fb_dense_length returns, for more ids than
+// were admitted, and for keys that are neither none nor one for each full page.
 //
 // Requires:
 // `next` states its real size, and everything it points to is valid. `published` has room for the result.
@@ -2564,9 +2565,9 @@ fb_status fb_dense_extend(struct fb_dense *dense,
 // Opens a sequence that begins as a copy of `parent`. The parent's committed tokens are its prompt, and after them it
 // may decode `promised` tokens. The two share full pages; the call copies the partial page on `stream`. The child may
 // take part in steps at once: they wait for the copy. `ticket` may be NULL; otherwise it receives the ticket of the
-// copy. FB_BUSY while work of the parent is in flight. FB_INVALID_STATE when a step of the parent failed, or while it
-// has rows that were neither accepted nor rejected: truncate it to the intended length first. FB_DEVICE_FAILED if its
-// last copy failed. Other errors are those of fb_dense_open.
+// copy. FB_BUSY while work of the parent is in flight. FB_INVALID_STATE while the parent is parked, when a step of it
+// failed, or while it has rows that were neither accepted nor rejected: truncate it to the intended length first.
+// FB_DEVICE_FAILED if its last copy failed. Other errors are those of fb_dense_open.
 //
 // Requires:
 // `child` has room for the result. `ticket` is NULL or has room for the result.
@@ -2580,11 +2581,11 @@ fb_status fb_dense_fork(struct fb_dense *dense,
 // Truncates a sequence to `length` tokens. Landed rows below the length are accepted, except those of a failed step;
 // landed rows from it on are rejected. Pages that other sequences share from the length on are replaced, and `stream`
 // copies the rows of the first of them that remain. After the call a sequence whose step failed may take part in steps
-// again. `ticket` may be NULL; otherwise it receives the ticket of the copy. FB_BUSY while work of the sequence is in
-// flight. FB_OUT_OF_RANGE for a length beyond the committed and landed rows, and for one whose sliding window was
-// given back. FB_EXHAUSTED when shared pages cannot be replaced. After any of these nothing has changed. If the device
-// refuses the call half-way, call it again with the same length or a smaller one; only fb_dense_close also accepts the
-// sequence until then.
+// again. `ticket` may be NULL; otherwise it receives the ticket of the copy. FB_INVALID_STATE for a sequence that is
+// parked. FB_BUSY while work of the sequence is in flight. FB_OUT_OF_RANGE for a length beyond the committed and
+// landed rows, and for one whose sliding window was given back. FB_EXHAUSTED when shared pages cannot be replaced.
+// After any of these nothing has changed. If the device refuses the call half-way, call it again with the same length
+// or a smaller one; only fb_dense_close also accepts the sequence until then.
 //
 // Requires:
 // `ticket` is NULL or has room for the result.
@@ -2637,8 +2638,8 @@ fb_status fb_dense_length(const struct fb_dense *dense,
                           struct fb_dense_sequence_length *length);
 
 // Copies the device pages of a sequence in a group, in token order, as many as `room` allows: number `b` has the rows
-// of positions from `b * page_tokens` on. Pages before a sliding window are 0, the null page. `*count` receives how
-// many there are. FB_OUT_OF_RANGE for an unknown group.
+// of positions from `b * page_tokens` on. Pages before a sliding window are 0, the null page. A parked sequence has
+// none. `*count` receives how many there are. FB_OUT_OF_RANGE for an unknown group.
 //
 // Requires:
 // `pages` has `room` places; `count` has room for the result.
@@ -2672,11 +2673,11 @@ fb_status fb_dense_close(struct fb_dense *dense,
 //
 // FB_BUSY when every step descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step),
 // when the micro-batch's last step is not finished, and while steps behind a failed one are in flight in a model with
-// windows (retire those). FB_INVALID_STATE for a sequence whose step failed or whose
-// first step was in another micro-batch. FB_INVALID_CONFIG for a sequence that is named twice, and for
-// FB_ACCEPTED_ON_DEVICE without `accepted`. FB_OUT_OF_RANGE for no or too many batch rows, query rows or accepted
-// rows, and for a sequence that would outgrow its admitted tokens. FB_DEVICE_FAILED if the last copy of a sequence
-// failed. FB_CLOSED for a closed sequence. On an error no step begins and no row is accepted.
+// windows (retire those). FB_INVALID_STATE for a sequence that is parked, whose step failed, or whose first step
+// was in another micro-batch: its first one since it was opened or resumed. FB_INVALID_CONFIG for a sequence that is
+// named twice, and for FB_ACCEPTED_ON_DEVICE without `accepted`. FB_OUT_OF_RANGE for no or too many batch rows, query
+// rows or accepted rows, and for a sequence that would outgrow its admitted tokens. FB_DEVICE_FAILED if the last copy
+// of a sequence failed. FB_CLOSED for a closed sequence. On an error no step begins and no row is accepted.
 //
 // Requires:
 // `rows` has `row_count` batch rows. `accepted` is NULL, or valid until the stream has passed this call. `step` has

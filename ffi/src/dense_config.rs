@@ -86,7 +86,7 @@ pub struct FbDenseConfig {
     /// Default: as many as fb_dense_pages_for returns for `sequences` and `max_tokens`.
     pub device_pages: [u32; FB_DENSE_GROUPS_MAX],
     /// Optional: host pages of each group: the second tier, which keeps published pages that the device has no room
-    /// for. Default: no such tier.
+    /// for, and the rows of parked sequences. Default: no such tier; then fb_dense_park always returns FB_EXHAUSTED.
     pub host_pages: [u32; FB_DENSE_GROUPS_MAX],
     /// Optional: the most batch rows of a step. Default: `sequences`, at most 32,767.
     pub batch: u32,
@@ -107,8 +107,9 @@ pub struct FbDenseConfig {
     /// Optional: the NUMA node of the host's tier, plus 1. Default: any node.
     pub numa_node: u32,
     /// Optional: layers whose pages come back from the host together. A step may then compute its first layers while
-    /// the pages of later ones still come: it must call fb_dense_arrived before each layer. Default: all layers,
-    /// for which fb_dense_prepare waits. Not with FB_DENSE_PAGE_FIRST, where a page comes back in one piece.
+    /// the pages of later ones still come: it must call fb_dense_arrived before it writes a layer's new rows.
+    /// Default: all layers, for which fb_dense_prepare waits. Not with FB_DENSE_PAGE_FIRST, where a page comes back in
+    /// one piece.
     pub bring_layers: u32,
 }
 

@@ -146,10 +146,10 @@ pub unsafe extern "C" fn fb_dense_open_shared(
 /// from `from` on, as far as they are known. `*published` receives how many tokens the sequence's published pages have
 /// now. Call it again after more steps have been retired, and before fb_dense_close; in a model with sliding windows,
 /// after each chunk of a prompt, because pages before the window are gone. FB_INVALID_STATE for a sequence that neither
-/// fb_dense_open_shared opened nor fb_dense_fork made from such a sequence, or whose step failed. FB_BUSY while a
-/// ticket's work for it is in flight; steps in flight do not matter. FB_DEVICE_FAILED if its last copy failed.
-/// FB_OUT_OF_RANGE when `from` differs from the `published` that fb_dense_length returns, for more ids than were
-/// admitted, and for keys that are neither none nor one for each full page.
+/// fb_dense_open_shared opened nor fb_dense_fork made from such a sequence, that is parked, or whose step failed.
+/// FB_BUSY while a ticket's work for it is in flight; steps in flight do not matter. FB_DEVICE_FAILED if its last copy
+/// failed. FB_OUT_OF_RANGE when `from` differs from the `published` that fb_dense_length returns, for more ids than
+/// were admitted, and for keys that are neither none nor one for each full page.
 ///
 /// # Safety
 /// `next` states its real size, and everything it points to is valid. `published` has room for the result.

@@ -76,9 +76,9 @@ pub unsafe extern "C" fn fb_dense_extend(
 /// Opens a sequence that begins as a copy of `parent`. The parent's committed tokens are its prompt, and after them it
 /// may decode `promised` tokens. The two share full pages; the call copies the partial page on `stream`. The child may
 /// take part in steps at once: they wait for the copy. `ticket` may be NULL; otherwise it receives the ticket of the
-/// copy. FB_BUSY while work of the parent is in flight. FB_INVALID_STATE when a step of the parent failed, or while it
-/// has rows that were neither accepted nor rejected: truncate it to the intended length first. FB_DEVICE_FAILED if its
-/// last copy failed. Other errors are those of fb_dense_open.
+/// copy. FB_BUSY while work of the parent is in flight. FB_INVALID_STATE while the parent is parked, when a step of it
+/// failed, or while it has rows that were neither accepted nor rejected: truncate it to the intended length first.
+/// FB_DEVICE_FAILED if its last copy failed. Other errors are those of fb_dense_open.
 ///
 /// # Safety
 /// `child` has room for the result. `ticket` is NULL or has room for the result.
@@ -105,11 +105,11 @@ pub unsafe extern "C" fn fb_dense_fork(
 /// Truncates a sequence to `length` tokens. Landed rows below the length are accepted, except those of a failed step;
 /// landed rows from it on are rejected. Pages that other sequences share from the length on are replaced, and `stream`
 /// copies the rows of the first of them that remain. After the call a sequence whose step failed may take part in steps
-/// again. `ticket` may be NULL; otherwise it receives the ticket of the copy. FB_BUSY while work of the sequence is in
-/// flight. FB_OUT_OF_RANGE for a length beyond the committed and landed rows, and for one whose sliding window was
-/// given back. FB_EXHAUSTED when shared pages cannot be replaced. After any of these nothing has changed. If the device
-/// refuses the call half-way, call it again with the same length or a smaller one; only fb_dense_close also accepts the
-/// sequence until then.
+/// again. `ticket` may be NULL; otherwise it receives the ticket of the copy. FB_INVALID_STATE for a sequence that is
+/// parked. FB_BUSY while work of the sequence is in flight. FB_OUT_OF_RANGE for a length beyond the committed and
+/// landed rows, and for one whose sliding window was given back. FB_EXHAUSTED when shared pages cannot be replaced.
+/// After any of these nothing has changed. If the device refuses the call half-way, call it again with the same length
+/// or a smaller one; only fb_dense_close also accepts the sequence until then.
 ///
 /// # Safety
 /// `ticket` is NULL or has room for the result.
@@ -215,8 +215,8 @@ pub unsafe extern "C" fn fb_dense_length(
 }
 
 /// Copies the device pages of a sequence in a group, in token order, as many as `room` allows: number `b` has the rows
-/// of positions from `b * page_tokens` on. Pages before a sliding window are 0, the null page. `*count` receives how
-/// many there are. FB_OUT_OF_RANGE for an unknown group.
+/// of positions from `b * page_tokens` on. Pages before a sliding window are 0, the null page. A parked sequence has
+/// none. `*count` receives how many there are. FB_OUT_OF_RANGE for an unknown group.
 ///
 /// # Safety
 /// `pages` has `room` places; `count` has room for the result.

@@ -58,11 +58,11 @@ impl FbDense {
 ///
 /// FB_BUSY when every step descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step),
 /// when the micro-batch's last step is not finished, and while steps behind a failed one are in flight in a model with
-/// windows (retire those). FB_INVALID_STATE for a sequence whose step failed or whose
-/// first step was in another micro-batch. FB_INVALID_CONFIG for a sequence that is named twice, and for
-/// FB_ACCEPTED_ON_DEVICE without `accepted`. FB_OUT_OF_RANGE for no or too many batch rows, query rows or accepted
-/// rows, and for a sequence that would outgrow its admitted tokens. FB_DEVICE_FAILED if the last copy of a sequence
-/// failed. FB_CLOSED for a closed sequence. On an error no step begins and no row is accepted.
+/// windows (retire those). FB_INVALID_STATE for a sequence that is parked, whose step failed, or whose first step
+/// was in another micro-batch: its first one since it was opened or resumed. FB_INVALID_CONFIG for a sequence that is
+/// named twice, and for FB_ACCEPTED_ON_DEVICE without `accepted`. FB_OUT_OF_RANGE for no or too many batch rows, query
+/// rows or accepted rows, and for a sequence that would outgrow its admitted tokens. FB_DEVICE_FAILED if the last copy
+/// of a sequence failed. FB_CLOSED for a closed sequence. On an error no step begins and no row is accepted.
 ///
 /// # Safety
 /// `rows` has `row_count` batch rows. `accepted` is NULL, or valid until the stream has passed this call. `step` has

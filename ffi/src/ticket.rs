@@ -20,8 +20,8 @@ pub const FB_TICKET_FAILED: u32 = 2;
 /// The work never ran, because its device has ended.
 pub const FB_TICKET_CANCELLED: u32 = 3;
 
-/// The completion of work that the library enqueued: a warm-up, the copy of a fork, a truncation, or the pages that
-/// fb_dense_open_shared brings back.
+/// The completion of work that the library enqueued: a warm-up, a resume, the copy of a fork, a truncation, the copies
+/// of fb_dense_park, or the pages that fb_dense_open_shared or fb_dense_resume bring back.
 #[derive(Debug)]
 pub struct FbTicket {
     ticket: Ticket,

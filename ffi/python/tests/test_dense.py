@@ -415,14 +415,14 @@ def test_a_parked_sequence_gives_its_pages_to_another_and_comes_back(
         loop.prompt(one, 50)
         with pytest.raises(forebay.InvalidState, match="running"):
             one.sequence.resume()
-        ticket = one.sequence.park()
+        ticket = one.sequence.park(0)
         device.wait(None)
         cache.reap()
         assert ticket.outcome == "done"
         stats = cache.stats()
         assert stats.parked == 1 and stats.parked_pages[0] == 4 and stats.bytes_down > 0
         with pytest.raises(forebay.InvalidState, match="parked"):
-            one.sequence.park()
+            one.sequence.park(0)
         other, _ = request_of(cache, text_of(2, 120), 100, 2)
         loop.prompt(other, 100)
         with pytest.raises(forebay.Exhausted, match="device pages"):

@@ -146,7 +146,7 @@ print("done")
     lambda cache, kept: kept.extend(prompt=30),
     lambda cache, kept: kept.fork()[0].close(),
     lambda cache, kept: kept.truncate(4),
-    lambda cache, kept: kept.park(),
+    lambda cache, kept: kept.park(0),
     lambda cache, kept: kept.resume(),
 ], ids=["open", "open_shared", "prepare", "reap", "extend", "fork", "truncate", "park", "resume"])  # fmt: skip
 def test_forgotten_objects_are_ended_by_the_next_call(
@@ -367,7 +367,7 @@ def test_copies_run_on_the_stream_that_their_call_is_given(make: MakeDense) -> N
     assert cache.save(1 << 20, own) > 0
     device.wait(own)
     # The partial page has no copy yet.
-    held(lambda: (one.sequence, one.sequence.park(stream=own)))
+    held(lambda: (one.sequence, one.sequence.park(0, own)))
     held(lambda: (one.sequence, one.sequence.resume(stream=own)))
     child.close()
     one.sequence.close()

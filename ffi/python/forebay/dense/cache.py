@@ -1,7 +1,7 @@
 """The cache of a dense model on one device. One thread at a time drives it.
 
 What the program forgets is not lost, as in `forebay.cache`: the garbage collector only notes it, and the next `open`,
-`open_shared`, `prepare`, `reap`, or `extend`, `fork` or `truncate` of a sequence ends it.
+`open_shared`, `prepare`, `reap`, or `extend`, `fork`, `truncate`, `park` or `resume` of a sequence ends it.
 """
 
 from __future__ import annotations
@@ -251,7 +251,8 @@ class Cache(Handled, CacheBase):
         Raises:
             Busy: every step is in flight (retire one), the micro-batch's last step is not finished, or steps behind a
                 failed one are in flight in a model with windows (retire those).
-            InvalidState: a sequence whose step failed, or that belongs to another micro-batch.
+            InvalidState: a sequence that is parked, whose step failed, or whose first step since it was opened or
+                resumed was in another micro-batch.
             DeviceFailed: the last copy of a sequence failed.
             InvalidConfig, OutOfRange, Closed: the message names the row. No step begins and no row is accepted.
         """

@@ -59,7 +59,8 @@ class Config:
         device_pages: device pages of each group, its null page included; one number: for every group; None: as many as
             `pages_for` gives for `sequences` and `max_tokens`.
         host_pages: host pages of each group: the second tier, which keeps published pages that the device has no room
-            for; one number: for every group; None: no such tier.
+            for, and the rows of parked sequences; one number: for every group; None: no such tier, and
+            `Sequence.park` is always Exhausted.
         batch: the most batch rows of a step; None: `sequences`, at most 32,767.
         step_tokens: the most query rows of a step, of all batch rows together (vLLM: max_num_batched_tokens): at least
             `batch` x `query_rows`; None: 2048, or `batch` x `query_rows` if that is more.
@@ -68,8 +69,9 @@ class Config:
         steps_in_flight: the most steps of one sequence in flight; None: 2.
         micro_batches: micro-batches that may each have a step open at the same time; None: 1.
         bring_layers: layers whose pages come back from the host together. A step may then compute its first layers
-            while the pages of later ones still come: it must call `Step.arrived` before each layer. None: all layers,
-            for which `Cache.prepare` waits. Not with "page_first", where a page comes back in one piece.
+            while the pages of later ones still come: it must call `Step.arrived` before it writes a layer's new rows.
+            None: all layers, for which `Cache.prepare` waits. Not with "page_first", where a page comes back in one
+            piece.
         huge_pages, populate: how the host's tier takes its memory. `Cache.fallbacks` lists the options that the system
             refused.
         lock: the same, for the page tables and step descriptors too.

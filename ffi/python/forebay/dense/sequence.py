@@ -92,8 +92,8 @@ class Sequence(SequenceBase):
 
         Raises:
             Busy: work of this sequence is in flight.
-            InvalidState: a step of it failed, or it has rows that are neither accepted nor rejected (`truncate` it to
-                the intended length).
+            InvalidState: it is parked, a step of it failed, or it has rows that are neither accepted nor rejected
+                (`truncate` it to the intended length).
             Exhausted: as `Cache.open`; nothing is taken.
             DeviceFailed: the last copy of this sequence failed.
             InvalidArgument, OutOfRange, Closed.
@@ -115,6 +115,7 @@ class Sequence(SequenceBase):
         them that remain. After the call a sequence whose step failed may take part in steps again.
 
         Raises:
+            InvalidState: it is parked.
             Busy: work of the sequence is in flight.
             OutOfRange: a length beyond the committed and landed rows, or one whose sliding window was given back.
             Exhausted: shared pages cannot be replaced.
@@ -127,7 +128,7 @@ class Sequence(SequenceBase):
         check(lib.fb_dense_truncate(self._pointer, self._number, kept, on, ticket._made), self._pointer)
         return ticket
 
-    def park(self, accepted: int = 0, stream: Any = None) -> Ticket:
+    def park(self, accepted: int, stream: Any = None) -> Ticket:
         """Parks the sequence, for example to preempt it: its rows go to the host's tier, and its device pages are free
         for others when the call returns. `resume` brings it back without computing a row again. Until then it can be
         extended and closed.
@@ -189,7 +190,7 @@ class Sequence(SequenceBase):
         Raises:
             OutOfRange: `start` is not `length.published`, `tokens` exceed what was admitted, or the keys are neither
                 none nor one for each full page.
-            InvalidState: `Cache.open` opened the sequence without names, or its step failed.
+            InvalidState: `Cache.open` opened the sequence without names, it is parked, or its step failed.
             Busy: a copy of its pages is in flight. Steps in flight do not matter.
             DeviceFailed: its last copy failed.
             InvalidArgument, Closed.
@@ -213,7 +214,7 @@ class Sequence(SequenceBase):
 
     def pages(self, group: int = 0) -> list[int]:
         """The sequence's device pages in a group, in token order: number `b` has the rows of positions from `b *
-        page_tokens` on. Pages before a sliding window are 0, the null page.
+        page_tokens` on. Pages before a sliding window are 0, the null page. A parked sequence has none.
 
         Raises:
             OutOfRange: no such group.

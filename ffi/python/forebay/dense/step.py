@@ -51,9 +51,10 @@ class Step(StepBase):
 
     def arrived(self, layer: int, stream: Any = None) -> None:
         """Makes `stream` wait until the pages of the step's sequences are on the device in `layer` and all layers
-        before it. Call it before each layer's attention if the configuration has `bring_layers`; otherwise
-        `Cache.prepare` has waited for all layers, and this costs nothing. For a captured step call it for the last
-        layer, before the graph is launched.
+        before it. Call it before each layer's new rows are written, on the stream that computes the layer: the last
+        page comes back whole, and would overwrite them. Without `bring_layers` in the configuration `Cache.prepare` has
+        waited for all layers, and this costs nothing. For a captured step call it for the last layer, before the graph
+        is launched.
 
         Args:
             layer: the layer.
