@@ -382,6 +382,41 @@ def test_copies_run_on_the_stream_that_their_call_is_given(make: MakeDense) -> N
     Loop(cache).step([(again, 0, 8)])
 
 
+def test_a_stream_waits_for_the_pages_of_a_layer_and_no_other_does(make: MakeDense) -> None:  # noqa: F811
+    """While pages come back on a held stream, the streams that `arrived` is given are held too; without one it is the
+    step's. The step's stream goes on until then: `prepare` waits for no pages."""
+    device = forebay.HostDevice(threads=True)
+    cache = make(config_of(host_pages=8, bring_layers=1), device)
+    own, other, copies = (device.stream() for _ in range(3))
+    loop = Loop(cache, own)
+    one = Request(cache.open(prompt=40, promised=4), text_of(1, 64))
+    loop.prompt(one, 40)
+    one.sequence.park(0, own)
+    device.wait(own)
+    gate = Gate(device, copies)
+    ticket = one.sequence.resume(copies)
+    step = cache.prepare([(one.sequence, 0, 1)], stream=own)
+
+    def mark(stream: Any) -> threading.Event:
+        reached = threading.Event()
+        device.call(reached.set, stream)
+        return reached
+
+    step.arrived(0, other)
+    held = mark(other)
+    assert mark(own).wait(60) and mark(None).wait(60)
+    step.arrived(2)
+    held_too = mark(own)
+    assert mark(None).wait(60) and not held.wait(0.2) and not held_too.wait(0.2)
+    assert ticket.outcome == "pending"
+    gate.open()
+    assert held.wait(60) and held_too.wait(60) and ticket.outcome == "done"
+    device.wait(own)
+    loop.compute([(one, 0, 1)])
+    step.finish()
+    assert step.retire(wait=True).lengths.tolist() == [40]
+
+
 def test_a_step_runs_on_its_streams(
     make: MakeDense,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
