@@ -223,7 +223,7 @@ fn a_resize_is_busy_inside_a_step_and_behind_the_last_one() {
 ///
 /// # Safety
 /// `data` is a gate that outlives the device.
-unsafe extern "C" fn wait(data: *mut c_void) {
+pub(super) unsafe extern "C" fn wait(data: *mut c_void) {
     // SAFETY: the same contract.
     unsafe { &*data.cast::<mpsc::Receiver<()>>() }.recv().unwrap();
 }

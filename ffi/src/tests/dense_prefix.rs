@@ -1,5 +1,9 @@
 //! Tests of prefixes that sequences of a dense cache share, in two tiers.
 
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::budget::wait;
 use super::*;
 use crate::dense::*;
 use crate::dense_config::*;
@@ -291,6 +295,73 @@ fn a_step_waits_for_the_pages_of_each_layer() {
         let retired = fb_dense_retire(dense, &raw mut number, null_mut(), null_mut(), 0, null_mut());
         assert_eq!(retired, FbOk, "{}", text_of(dense));
         assert_eq!(fb_dense_close(dense, sequence, null_mut()), FbOk);
+        assert_eq!(fb_dense_destroy(dense), FbOk, "{}", text_of(dense));
+        assert_eq!(fb_device_destroy(device), FbOk);
+    }
+}
+
+/// Tells that its stream has come this far.
+///
+/// # Safety
+/// `data` is a sender that outlives the device.
+unsafe extern "C" fn tell(data: *mut c_void) {
+    // SAFETY: the same contract.
+    unsafe { &*data.cast::<mpsc::Sender<()>>() }.send(()).unwrap();
+}
+
+/// A step on a stream: its number.
+fn begin(dense: *mut FbDense, sequence: u64, rows: u32, stream: *mut c_void) -> u64 {
+    let (row, mut number) = (FbBatchRow { sequence, accepted: 0, query_rows: rows }, 0);
+    // SAFETY: the row is valid, and the number has room.
+    let begun = unsafe { fb_dense_prepare(dense, 0, &raw const row, 1, null(), stream, &raw mut number) };
+    assert_eq!(begun, FbOk, "{}", text_of(dense));
+    number
+}
+
+#[test]
+fn the_stream_that_waits_for_a_layer_is_held_while_its_pages_come_back() {
+    let (long, short) = (Duration::from_secs(60), Duration::from_millis(200));
+    let device = make_device(&FbDeviceConfig { kind: FB_DEVICE_HOST_THREADS, ..sized() });
+    let mut config = FbDenseConfig { bring_layers: 2, ..small() };
+    config.groups[0].layer_count = 3;
+    let dense = make_dense(device, &config);
+    let ((open, gate), (tells, told)) = (mpsc::channel::<()>(), mpsc::channel());
+    let (held, tells) = ((&raw const gate).cast_mut().cast(), (&raw const tells).cast_mut().cast());
+    let [mut own, mut other, mut copies] = [null_mut(); 3];
+    let mut sequence = 0;
+    // SAFETY: the results have room, and what the calls are given outlives the device.
+    unsafe {
+        for stream in [&raw mut own, &raw mut other, &raw mut copies] {
+            assert_eq!(fb_stream_create(device, stream), FbOk);
+        }
+        let end = |mut number| {
+            assert_eq!(fb_dense_finish(dense, number, own), FbOk, "{}", text_of(dense));
+            assert_eq!(fb_stream_wait(device, own), FbOk);
+            let retired = fb_dense_retire(dense, &raw mut number, own, null_mut(), 0, null_mut());
+            assert_eq!(retired, FbOk, "{}", text_of(dense));
+        };
+        assert_eq!(fb_dense_open(dense, 40, 8, &raw mut sequence), FbOk);
+        let number = begin(dense, sequence, 40, own);
+        assert_eq!(fb_dense_arrived(dense, number, 2, own), FbOk);
+        end(number);
+        assert_eq!(fb_dense_park(dense, sequence, 40, own, null_mut()), FbOk, "{}", text_of(dense));
+        assert_eq!(fb_stream_wait(device, own), FbOk);
+
+        assert_eq!(fb_stream_call(device, copies, Some(wait), held), FbOk);
+        assert_eq!(fb_dense_resume(dense, sequence, copies, null_mut()), FbOk, "{}", text_of(dense));
+        let number = begin(dense, sequence, 1, own);
+        assert_eq!(fb_dense_arrived(dense, number, 1, other), FbOk);
+        assert_eq!(fb_stream_call(device, own, Some(tell), tells), FbOk);
+        assert_eq!(told.recv_timeout(long), Ok(()), "neither prepare nor the other stream's wait hold it");
+        assert_eq!(fb_dense_arrived(dense, number, 2, own), FbOk);
+        for stream in [own, other] {
+            assert_eq!(fb_stream_call(device, stream, Some(tell), tells), FbOk);
+            assert!(told.recv_timeout(short).is_err(), "the copies are held");
+        }
+        open.send(()).unwrap();
+        assert_eq!([told.recv_timeout(long), told.recv_timeout(long)], [Ok(()); 2]);
+        end(number);
+        assert_eq!(fb_dense_close(dense, sequence, own), FbOk);
         assert_eq!(fb_dense_destroy(dense), FbOk, "{}", text_of(dense));
         assert_eq!(fb_device_destroy(device), FbOk);
     }
