@@ -1,8 +1,9 @@
 """How an engine embeds forebay.dense: SmolLM2 with dense attention, all of its K/V rows in pages of the device.
 
 A step is any mix of chunks of prompts and of sequences that decode a token. forebay says where each new row goes and
-where the rows of each sequence are; the engine writes and reads them there. Full pages are published after each step,
-and a later prompt with the same beginning continues after them, also if they have gone to host memory meanwhile.
+where the rows of each sequence are; the engine writes and reads them there. Full pages are published after each step
+and copied to host memory, if the cache has pages there: no faster than steps fill them. A later prompt with the same
+beginning continues after them, also if they are in host memory alone by then.
 
 Each batch row is computed by itself, and chunks of every prompt end at the same positions. So a token's bits depend on
 its text alone, and not on the batch, on what was shared, or on where the rows have been: they are those of
@@ -62,7 +63,8 @@ class Paged:
             model: the model whose rows are kept.
             sequences: the most requests at the same time.
             max_tokens: tokens of the longest one.
-            device_pages, host_pages, layout, runs: of the cache's configuration.
+            device_pages, host_pages, layout, runs: of the cache's configuration. With host pages there is a second
+                tier, which fills by itself.
             arrays: the device's arrays; None: the host device's.
         """
         self.arrays: Arrays = arrays or Numpy()
@@ -75,6 +77,9 @@ class Paged:
         )  # fmt: skip
         self.device = self.arrays.device(False)
         self.cache = dense.Cache(self.device, config)
+        # Copies to the host have a stream of their own. After each step at most so many bytes: a page of each request.
+        self.copies = self.arrays.stream(self.device)
+        self.copied_bytes = sequences * PAGE * model.layers * 2 * run
         view, layers = self.arrays.view, range(model.layers)
         self.keys = [view(self.cache.view(layer, 0), np.float32) for layer in layers]
         self.values = [view(self.cache.view(layer, 1), np.float32) for layer in layers]
@@ -114,6 +119,8 @@ class Paged:
         for one, start, (_, _, count) in zip(batch, starts, rows):
             one.length, one.pending = start, count
             self.publish(one)
+        # Without pages on the host it copies nothing.
+        self.cache.save(self.copied_bytes, self.copies)
         return [self.model.logits(part.hidden[-1:]) for part in parts]
 
     def publish(self, one: Reading) -> None:

@@ -92,6 +92,8 @@ def same_bits(one: list[Floats], other: list[Floats]) -> bool:
 def evict(paged: Paged) -> None:
     """Takes every device page for another request, and overwrites all of its rows."""
     cache = paged.cache
+    # The copies read the pages before others write them.
+    paged.device.wait(paged.copies)
     with cache.open(prompt=cache.config.max_tokens) as other:
         pages = other.pages()
         assert cache.stats().free_pages == (0,) and cache.stats().published == (0,)
@@ -116,10 +118,11 @@ def test_a_real_model_decodes_to_the_last_bit_and_its_prefix_comes_back_from_the
         one = paged.open(first, TOKENS)
         assert one.found == (0, 0)
         assert same_bits(paged.read(one, TOKENS), expected[0]) and one.tokens == texts[0]
-        paged.end(one)
-        # 30 layers, K and V, float32.
+        # 30 layers, K and V, float32. The steps have copied all that was published.
         page = PAGE * 30 * 2 * 4 * model.kv_width
-        assert paged.cache.save(1 << 40) == PREFIX // PAGE * page
+        assert paged.cache.stats().bytes_down == one.sequence.length.published // PAGE * page >= PREFIX // PAGE * page
+        assert paged.cache.save(1 << 40) == 0
+        paged.end(one)
         evict(paged)
         two = paged.open(second, TOKENS)
         assert two.found == (PREFIX, PREFIX) and paged.cache.stats().bytes_up == PREFIX // PAGE * page
@@ -142,9 +145,10 @@ def returned(
     """Logits behind a prompt whose first page has come back from the host, where a byte of a layer's run is wrong."""
     with engine_of(model, len(text), 1, arrays=place, **changes) as paged:
         one = paged.open(text, 1)
-        paged.read(one, 1)
+        paged.step([one])
         if wrong is not None:
-            # In the device's page, before it is saved. Attention at the next opening reads it from the host.
+            # In the device's page, before the next step publishes and copies it. Attention at the next opening reads it
+            # from the host.
             layer, run = wrong
             rows = (paged.keys, paged.values)[run][layer]
             index = np.array(one.sequence.pages()[:1]), np.array([17])
@@ -153,9 +157,8 @@ def returned(
             # The highest bit of a fraction: another number of the same size.
             row.view(np.uint8)[0, 6] ^= 0x40
             paged.arrays.put(rows, index, row)
-        assert paged.cache.save(1 << 40) > 0
-        # The copy reads the page before others write it.
-        paged.device.wait()
+        paged.read(one, 1)
+        assert paged.cache.stats().saved == (1,) and paged.cache.save(1 << 40) == 0
         paged.end(one)
         evict(paged)
         again = paged.open(text, 1)
