@@ -126,6 +126,7 @@ def test_wrong_arguments_are_refused_with_their_names(make: MakeDense) -> None: 
     cache, stranger = make(), make()
     one = Request(cache.open(prompt=40, promised=8), text_of(1, 64))
     foreign = stranger.open(prompt=8)
+    open_step = stranger.prepare([(foreign, 0, 8)])
     names = cache.names(one.ids[:40])
     Loop(cache).prompt(one, 40)
     sequence = one.sequence
@@ -173,6 +174,16 @@ def test_wrong_arguments_are_refused_with_their_names(make: MakeDense) -> None: 
         (forebay.InvalidArgument, "^stream: got", lambda: cache.save(1, stream=object())),
         (forebay.InvalidState, "publish|names|shared", lambda: sequence.publish(0, one.ids[:40])),
         (forebay.InvalidState, "fork|truncate|rows", lambda: sequence.fork()),
+        (forebay.InvalidArgument, "^accepted: got -1", lambda: sequence.park(-1)),
+        (forebay.InvalidArgument, "^accepted: got 0.5", lambda: sequence.park(0.5)),  # type: ignore[arg-type]
+        (forebay.OutOfRange, "accepted rows.*accepted 2, landed 1", lambda: sequence.park(2)),
+        (forebay.InvalidArgument, "^stream: got", lambda: sequence.park(1, "s")),
+        (forebay.InvalidArgument, "^stream: got", lambda: sequence.resume("s")),
+        (forebay.InvalidState, "resume.*running", lambda: sequence.resume()),
+        (forebay.InvalidArgument, "^layer: got 1.5", lambda: open_step.arrived(1.5)),  # type: ignore[arg-type]
+        (forebay.InvalidArgument, "^layer: got -1", lambda: open_step.arrived(-1)),
+        (forebay.OutOfRange, "layer.*layer 3, layers 3", lambda: open_step.arrived(3)),
+        (forebay.InvalidArgument, "^stream: got", lambda: open_step.arrived(0, "s")),
         (forebay.InvalidArgument, "^stream: got", lambda: sequence.close("s")),
         (forebay.InvalidArgument, "^sequences: got 0.5", lambda: cache.config.pages_for(0.5, 1)),  # type: ignore
     ]  # fmt: skip
@@ -212,6 +223,7 @@ def test_closed_objects_say_so(make: MakeDense) -> None:  # noqa: F811
     of_sequence: list[Callable[[], object]] = [
         lambda: sequence.length, sequence.pages, lambda: sequence.truncate(0), lambda: sequence.extend(prompt=30),
         sequence.fork, lambda: sequence.publish(0, [1]), lambda: cache.prepare([(sequence, 0, 1)]),
+        lambda: sequence.park(0), sequence.resume,
     ]  # fmt: skip
     name = re.findall(r"0x[0-9a-f]+", repr(sequence))
     for call in of_sequence:
@@ -227,6 +239,7 @@ def test_closed_objects_say_so(make: MakeDense) -> None:  # noqa: F811
         cache.stats, cache.validate, cache.fallbacks, cache.reap, cache.tensors, cache.planes, lambda: cache.view(0),
         lambda: cache.open(prompt=1), lambda: cache.names([1]), lambda: cache.find(names), lambda: cache.save(1),
         lambda: cache.open_shared(names, prompt=40), lambda: other.length, step.finish, step.abandon, step.retire,
+        lambda: step.arrived(0), lambda: other.park(0), other.resume,
     ]  # fmt: skip
     for call in of_cache:
         with pytest.raises(forebay.Closed, match="dense cache: closed: .*forked"):

@@ -246,7 +246,7 @@ class World:
 
     def __init__(self) -> None:
         self.device = forebay.HostDevice(threads=True)
-        self.cache = dense.Cache(self.device, config_of(host_pages=40))
+        self.cache = dense.Cache(self.device, config_of(host_pages=40, bring_layers=1))
         self.ids = text_of(1, 128)
         opened = self.cache.open_shared(self.cache.names(self.ids[:40]), prompt=40, promised=20)
         self.one = Request(opened.sequence, self.ids)
@@ -283,6 +283,7 @@ def opening(world: World) -> None:
 def stepping(world: World) -> None:
     accepted = np.zeros(world.cache.batch, np.int32)
     world.more.append(world.cache.prepare([(world.one.sequence, None, 1)], accepted=accepted))
+    world.more[-1].arrived(2)
     world.more[-1].finish()
 
 
@@ -304,12 +305,22 @@ def publishing(world: World) -> None:
 
 def retiring(world: World) -> None:
     step = world.cache.prepare([(world.one.sequence, 0, 1)])
+    step.arrived(2)
     world.gate.open()
     step.retire(wait=True)
 
 
+def parking(world: World) -> None:
+    world.more += [world.one.sequence.park(0), world.one.sequence.resume()]
+    assert [ticket.outcome for ticket in world.more] == ["pending"] * 2
+    world.more.append(world.cache.prepare([(world.one.sequence, 0, 1)]))
+    world.more[-1].arrived(0)
+    world.more[-1].arrived(2)
+    world.more[-1].finish()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("call", [opening, stepping, body, branching, publishing, retiring])
+@pytest.mark.parametrize("call", [opening, stepping, body, branching, publishing, retiring, parking])
 @pytest.mark.usefixtures("no_collector")
 def test_an_interrupt_anywhere_loses_nothing(call: Callable[[World], None]) -> None:
     before, at = set(alive), 0
