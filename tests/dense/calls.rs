@@ -170,7 +170,10 @@ pub fn dense_calls(bytes: &[u8]) -> u32 {
     while numbers.0.len() > 0 {
         match caller.call(&mut numbers) {
             Ok(()) => caller.done += 1,
-            Err(error) => assert_ne!(error.kind(), Kind::Internal, "{error}"),
+            Err(error) => {
+                let no_callers = [Kind::Internal, Kind::DeviceFailed, Kind::OutOfMemory];
+                assert!(!no_callers.contains(&error.kind()), "{error}");
+            }
         }
         caller.cache.validate().unwrap();
     }

@@ -3,8 +3,8 @@
 //!
 //! The control leaves out, one in a run, the waits that order something. Not each of them is missed: of two waits that
 //! lead to the same work one is enough, and some order work that touches other memory. So the control counts which
-//! conflicts are found, and asks for a third of the waits. `order` leaves out each wait of scenarios whose every wait
-//! is needed.
+//! conflicts are found, and asks that more than a quarter of the waits are missed. `order` leaves out each wait of
+//! scenarios whose every wait is needed.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
