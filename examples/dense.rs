@@ -148,6 +148,8 @@ impl Engine {
         }
         // Full pages whose rows are accepted are found by later requests.
         cache.publish(sequence, found, Tokens::new(&self.ids[found as usize..]))?;
+        // They go to the host too, at most so many bytes in a call: what is there costs a parking no copy.
+        cache.save(self.stream, 1 << 20)?;
         cache.close(sequence, self.stream)?;
         Ok((found, sum))
     }
