@@ -1,4 +1,5 @@
-//! The body of the fuzz target `ffi_calls`: any bytes decode to a run of calls of the C interface with any numbers.
+//! The body of the fuzz target `ffi_calls`: any bytes decode to a run of calls of the C interface with any numbers. Calls
+//! of a dense cache are in `dense_calls`.
 //!
 //! Pointers are valid and as long as stated. Every other argument may be invalid, but is often valid, so that runs get
 //! far. After every call the status is one that a caller can cause, and the cache passes its checks. At the end the run
@@ -28,7 +29,7 @@ const ROWS_MOST: u32 = 64;
 const WORDS: usize = LANES * QUERY * TOP_K;
 
 /// A struct for C.
-fn zero<T: Copy>() -> T {
+pub(super) fn zero<T: Copy>() -> T {
     // SAFETY: called for structs of numbers and pointers, all of which may be zero.
     unsafe { std::mem::zeroed() }
 }
@@ -44,14 +45,23 @@ macro_rules! sized {
         value
     }};
 }
+pub(super) use sized;
 
 /// The interpretation of the bytes: numbers that are small, or as large as possible.
-struct Numbers<'a> {
+pub(super) struct Numbers<'a> {
     left: &'a [u8],
 }
 
 impl Numbers<'_> {
-    fn byte(&mut self) -> u8 {
+    pub(super) fn of(bytes: &[u8]) -> Numbers<'_> {
+        Numbers { left: bytes }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.left.is_empty()
+    }
+
+    pub(super) fn byte(&mut self) -> u8 {
         let (first, rest) = self.left.split_first().unwrap_or((&0, &[]));
         self.left = rest;
         *first
@@ -69,7 +79,7 @@ impl Numbers<'_> {
     }
 
     /// Mostly below `most`, sometimes anything.
-    fn below(&mut self, most: u32) -> u32 {
+    pub(super) fn below(&mut self, most: u32) -> u32 {
         match self.byte() {
             wild @ 240.. => u32::MAX - u32::from(wild % 4),
             small => u32::from(small) % most,
@@ -89,7 +99,7 @@ struct World {
 }
 
 /// A status that no caller can cause.
-fn sound(status: FbStatus, call: &str) -> bool {
+pub(super) fn sound(status: FbStatus, call: &str) -> bool {
     assert_ne!(status, FbStatus::FbInternal, "{call}");
     status == FbStatus::FbOk
 }
@@ -451,8 +461,8 @@ impl Drop for World {
 pub fn ffi_calls(bytes: &[u8]) -> FbStats {
     let mut world = World::new();
     let start = world.gauges();
-    let mut numbers = Numbers { left: bytes };
-    while !numbers.left.is_empty() {
+    let mut numbers = Numbers::of(bytes);
+    while !numbers.is_empty() {
         world.call(&mut numbers);
     }
     world.end();
