@@ -1,5 +1,5 @@
-//! The body of the fuzz target `ffi_calls`: any bytes decode to a run of calls of the C interface with any numbers. Calls
-//! of a dense cache are in `dense_calls`.
+//! The body of the fuzz target `ffi_calls`: any bytes decode to a run of calls of the C interface with any numbers.
+//! Calls of a dense cache are in `dense_calls`.
 //!
 //! Pointers are valid and as long as stated. Every other argument may be invalid, but is often valid, so that runs get
 //! far. After every call the status is one that a caller can cause, and the cache passes its checks. At the end the run
