@@ -195,7 +195,7 @@ fn run_all(seeds: u64, on: impl Fn(u64) -> Arc<TestDevice>) {
 fn stale(on: impl Fn() -> Arc<TestDevice>) {
     for seed in 0..4 {
         let ran = catch_unwind(AssertUnwindSafe(|| run(seed, on(), true)));
-        let said = *ran.expect_err("wrong rows").downcast::<String>().unwrap();
+        let said = *ran.unwrap_err().downcast::<String>().unwrap();
         // The first fault of attention: `Kernels::attend`.
         assert!(said.starts_with("[\"group ") && said.contains(" position "), "seed {seed}: {said}");
     }
