@@ -2529,7 +2529,7 @@ fb_status fb_dense_publish(struct fb_dense *dense,
 // Copies published pages that are not yet in the host's tier to it, the oldest first, at most `bytes` bytes in this
 // call: so the caller bounds the bytes a second. `stream` should have a low priority, and be no stream of steps.
 // `*saved` receives the bytes; 0 if nothing is left to copy, `bytes` is less than a page, or there is no such tier.
-// The errors are the device's: the next call that names a stream enqueues the copies that it refused.
+// The errors are the device's: the next call that copies or begins a step enqueues the copies that it refused.
 //
 // Requires:
 // `saved` has room for the result.
@@ -2604,8 +2604,8 @@ fb_status fb_dense_truncate(struct fb_dense *dense,
 // FB_INVALID_STATE for a sequence that is parked, or whose step failed (truncate it first). FB_BUSY while work of the
 // sequence is in flight. FB_DEVICE_FAILED if that work failed. FB_OUT_OF_RANGE for more accepted rows than landed, and
 // for a length whose sliding window was given back: accept all rows of a prompt's chunk. FB_EXHAUSTED names the host
-// pages with their group. After any of these nothing has changed. If the device refuses the copies, the sequence is
-// parked even so: the next call that names a stream enqueues them.
+// pages with their group. After any of these nothing has changed. If the device refuses the call half-way, call it
+// again, on any stream: it goes on where it stopped, and until then the sequence may be parked or not.
 //
 // Requires:
 // `ticket` is NULL or has room for the result. `stream` is as for fb_dense_close.

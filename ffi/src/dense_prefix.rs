@@ -173,7 +173,7 @@ pub unsafe extern "C" fn fb_dense_publish(
 /// Copies published pages that are not yet in the host's tier to it, the oldest first, at most `bytes` bytes in this
 /// call: so the caller bounds the bytes a second. `stream` should have a low priority, and be no stream of steps.
 /// `*saved` receives the bytes; 0 if nothing is left to copy, `bytes` is less than a page, or there is no such tier.
-/// The errors are the device's: the next call that names a stream enqueues the copies that it refused.
+/// The errors are the device's: the next call that copies or begins a step enqueues the copies that it refused.
 ///
 /// # Safety
 /// `saved` has room for the result.

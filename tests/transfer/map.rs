@@ -39,7 +39,7 @@ fn tokens(side: &Side, request: &Request<'_>) -> Vec<(u32, u32, Vec<Option<u32>>
         let end = request.chunks.get(index + 1).map_or(request.tokens, |next| next.first);
         let mut batch: Vec<Option<u32>> = vec![None; chunk.at as usize];
         batch.extend((chunk.first..end).map(Some));
-        while batch.len() < chunk.batch as usize || batch.len() % side.width as usize > 0 {
+        while batch.len() < chunk.batch as usize || !batch.len().is_multiple_of(side.width as usize) {
             batch.push(None);
         }
         let slices = batch.chunks((batch.len() / side.width as usize).max(1));

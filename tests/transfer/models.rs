@@ -35,7 +35,8 @@ fn deepseek(indexed: u32, layers: u32) -> (Tokens, Vec<(u32, Vec<usize>)>) {
 #[test]
 fn r1_goes_from_16_prefill_ranks_to_32_decode_ranks() {
     let (tokens, layers) = deepseek(0, 61);
-    let source = side(&tokens, &[layers.clone()], (16, Split::Heads, 1, 128), (Layout::Rows, 0, false));
+    let source =
+        side(&tokens, std::slice::from_ref(&layers), (16, Split::Heads, 1, 128), (Layout::Rows, 0, false));
     let target = side(&tokens, &[layers], (1, Split::Heads, 32, 64), (Layout::Separate, 0, false));
     let plan = Plan::new(&source, &target).unwrap();
     let request = Request { tokens: 4096, replicas: [0, 19], chunks: &[] };
@@ -54,7 +55,8 @@ fn r1_goes_from_16_prefill_ranks_to_32_decode_ranks() {
 #[test]
 fn v32_goes_from_a_divided_batch_to_144_ranks() {
     let (tokens, layers) = deepseek(61, 62);
-    let source = side(&tokens, &[layers.clone()], (16, Split::Tokens, 1, 64), (Layout::Rows, 0, false));
+    let source =
+        side(&tokens, std::slice::from_ref(&layers), (16, Split::Tokens, 1, 64), (Layout::Rows, 0, false));
     let target = side(&tokens, &[layers], (1, Split::Heads, 144, 64), (Layout::Rows, 52, true));
     let plan = Plan::new(&source, &target).unwrap();
     // 16,000 tokens are 1,000 of each rank: 15 pages and 40 tokens.

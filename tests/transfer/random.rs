@@ -207,7 +207,8 @@ proptest! {
 fn control_the_map_finds_a_plan_with_one_mistake() {
     let tokens: Tokens = vec![("k".to_owned(), 4, 6), ("index".to_owned(), 1, 3)];
     let layers = vec![(0, vec![0, 1]), (1, vec![0])];
-    let source = side(&tokens, &[layers.clone()], (2, Split::Tokens, 1, 16), (Layout::Rows, 2, false));
+    let source =
+        side(&tokens, std::slice::from_ref(&layers), (2, Split::Tokens, 1, 16), (Layout::Rows, 2, false));
     let target = side(&tokens, &[layers], (2, Split::Heads, 1, 24), (Layout::Whole, 0, true));
     let chunks = [Chunk { first: 0, at: 5, batch: 61 }, Chunk { first: 50, at: 0, batch: 20 }];
     let request = Request { tokens: 70, replicas: [0, 0], chunks: &chunks };

@@ -223,7 +223,7 @@ class Cache(Handled, CacheBase):
             The bytes: 0 if nothing is left to copy, `limit` is less than a page, or there is no such tier.
 
         Raises:
-            DeviceFailed: the next call that names a stream enqueues the copies that the device refused.
+            DeviceFailed: the next call that copies or begins a step enqueues the copies that the device refused.
             InvalidArgument, Closed, Busy.
         """
         saved, on, most = ffi.new("uint64_t *"), self.device.stream_of(stream), index(limit, "limit", BYTES_MAX)
