@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use clock::Lap;
 use criterion::Criterion;
-use forebay::transfer::{Chunk, Component, LayerPlaces, Place, Plan, Request, Side as End, Split};
+use forebay::transfer::{Chunk, Component, LayerPlaces, Of, Place, Plan, Request, Side as End, Split, Stage};
 use race::{Side, claim, done, race, record};
 
 const LAYERS: u32 = 61;
@@ -44,12 +44,14 @@ fn end(components: &[(&str, u32, u64)], width: u32, split: Split, replicas: u32,
     };
     End {
         components: components.iter().map(named).collect(),
-        stages: vec![(0..LAYERS).map(places).collect()],
+        stages: vec![Stage {
+            layers: (0..LAYERS).map(places).collect(),
+            page_bytes: vec![row * u64::from(page_tokens); LAYERS as usize],
+        }],
         width,
         split,
         replicas,
         page_tokens,
-        page_bytes: vec![row * u64::from(page_tokens); LAYERS as usize],
     }
 }
 
@@ -58,7 +60,7 @@ fn pass(plan: &Plan, request: &Request<'_>) -> (Duration, u64) {
     let lap = Lap::begin();
     let mut bytes = 0;
     for layer in plan.layers() {
-        done(plan.runs(request, layer, 0..TOKENS, |run| {
+        done(plan.runs(request, (layer, 0..TOKENS), Of::All, |run| {
             bytes += std::hint::black_box(run).bytes * u64::from(run.pieces);
             Ok(())
         }));
@@ -77,7 +79,7 @@ fn main() {
     let (wide, narrow) = (end(&heads, 32, Split::Heads, 1, 16), end(&heads, 8, Split::Heads, 1, 256));
     let [from_divided, from_copies, of_heads] = [(&divided, &decode), (&copies, &decode), (&wide, &narrow)]
         .map(|(from, to)| done(Plan::new(from, to)));
-    let chunks = [Chunk { first: 0, at: 3_000, batch: 16_000 }];
+    let chunks = [Chunk { first: 0, at: 3_000, slice: 1_000 }];
     let request = Request { tokens: TOKENS, replicas: [0, 100], chunks: &chunks };
     let (whole, single) =
         (Request { chunks: &[], ..request }, Request { chunks: &[], replicas: [0, 0], ..request });

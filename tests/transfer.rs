@@ -5,6 +5,8 @@
 mod map;
 #[path = "transfer/models.rs"]
 mod models;
+#[path = "transfer/quarantine.rs"]
+mod quarantine;
 #[path = "transfer/random.rs"]
 mod random;
 #[path = "transfer/refused.rs"]

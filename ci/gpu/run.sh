@@ -452,7 +452,7 @@ part_python() {
     short python3 -c 'import numpy' 2>/dev/null || { detail="not here: no numpy"; return 0; }
     python_site || { detail="the package cannot be imported: $(tail -n 1 "$logs/python-import.log")"; return 1; }
     local tests=()
-    for name in test_gpu test_proof test_cuda test_torch; do
+    for name in test_gpu test_proof test_cuda test_torch test_dense_model; do
         [ ! -f "$here/ffi/python/tests/$name.py" ] || tests+=("$here/ffi/python/tests/$name.py")
     done
     bounded 240 python-tests.log python3 -m pytest -q -p no:cacheprovider -rs "${tests[@]}" || failed=1

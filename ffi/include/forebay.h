@@ -2605,7 +2605,8 @@ fb_status fb_dense_truncate(struct fb_dense *dense,
 // sequence is in flight. FB_DEVICE_FAILED if that work failed. FB_OUT_OF_RANGE for more accepted rows than landed, and
 // for a length whose sliding window was given back: accept all rows of a prompt's chunk. FB_EXHAUSTED names the host
 // pages with their group. After any of these nothing has changed. If the device refuses the call half-way, call it
-// again, on any stream: it goes on where it stopped, and until then the sequence may be parked or not.
+// again, on a stream that is ordered as the first: it goes on where it stopped, and until then the sequence may be
+// parked or not.
 //
 // Requires:
 // `ticket` is NULL or has room for the result. `stream` is as for fb_dense_close.

@@ -38,8 +38,7 @@ impl Cache {
         let Some(tokens) = tokens else {
             return Err(Error::new(Kind::OutOfRange, "extend")
                 .at("prompt and promised tokens")
-                .with("prompt", prompt)
-                .with("promised", promised)
+                .with("sum", u64::from(prompt) + u64::from(promised))
                 .with("least prompt", own)
                 .with("least sum", before)
                 .with("most", most));

@@ -33,7 +33,8 @@ impl Cache {
     /// returns. `accepted` is how many rows of its last step count, as in [`Cache::prepare`]; the others are rejected.
     /// [`Cache::resume`] brings it back. Until then it can be extended and closed.
     ///
-    /// `stream` copies the pages that have no copy on the host yet; it is as for [`Cache::close`]. The ticket ends with
+    /// `stream` copies the pages that have no copy on the host yet; it is ordered as for [`Cache::close`]. It should be
+    /// the stream of copies, not of steps: it waits for all copies down that were enqueued before. The ticket ends with
     /// these copies. Nothing needs to wait for it.
     ///
     /// # Errors
@@ -41,8 +42,8 @@ impl Cache {
     /// first); [`Kind::Busy`] while work of the sequence is in flight; [`Kind::DeviceFailed`] if that work failed;
     /// [`Kind::OutOfRange`] for more accepted rows than landed, and for a length whose window was given back: accept
     /// all rows of a prompt's chunk; [`Kind::Exhausted`] names the host pages with their group. These errors change
-    /// nothing. If the device refuses the call half-way, call it again, on any stream: it goes on where it stopped, and
-    /// until then the sequence may be parked or not.
+    /// nothing. If the device refuses the call half-way, call it again: it goes on where it stopped, and until then the
+    /// sequence may be parked or not. The stream may be another one that is ordered as the first.
     pub fn park(&mut self, sequence: Sequence, accepted: u32, stream: Stream) -> Result<Ticket> {
         self.record(sequence)?;
         self.hear();
@@ -76,7 +77,7 @@ impl Cache {
         let rows = &mut record.rows;
         (rows.committed, rows.stored, rows.landed, rows.upper) = (length, length, 0, length);
         (record.start, record.floor, record.state) = (Some(length), length, State::Parked);
-        // What a refused call may have left on a stream are copies down, in their line.
+        // What a refused call may have left on a stream are copies of the two lines, which order their own.
         record.work.unsettled = None;
         record.steps.micro_batch = None;
         record.epoch = record.epoch.wrapping_add(1);

@@ -38,7 +38,7 @@ pub struct BatchRow {
 pub struct Length {
     /// Committed tokens, counting only retired steps and host-issued work.
     pub committed: u32,
-    /// Rows that the last retired step wrote after the committed ones, not yet accepted or rejected.
+    /// Rows of the last step, in flight or retired, that are neither accepted nor rejected yet.
     pub landed: u32,
     /// Tokens in published pages. [`Cache::publish`](crate::Cache::publish) continues after them.
     pub published: u32,

@@ -48,14 +48,14 @@ impl Plan {
         if target.split == Split::Tokens {
             return Err(Error::new(Kind::Unsupported, OPERATION)
                 .at("a receiver whose ranks divide tokens")
-                .hint("only prefill divides requests by tokens"));
+                .hint("let each rank of the receiver have all tokens of its heads"));
         }
-        let count = target.stages.iter().flatten().map(|of| of.places.len()).sum();
+        let count = target.stages.iter().flat_map(|stage| &stage.layers).map(|of| of.places.len()).sum();
         let mut pairs = vector(count, OPERATION, "pairs of places")?;
         for (to_stage, stage) in (0..).zip(&target.stages) {
-            for of in stage {
-                let found = (0..).zip(&source.stages).find_map(|(stage, layers)| {
-                    Some((stage, layers.iter().find(|other| other.layer == of.layer)?))
+            for of in &stage.layers {
+                let found = (0..).zip(&source.stages).find_map(|(number, stage)| {
+                    Some((number, stage.layers.iter().find(|other| other.layer == of.layer)?))
                 });
                 let Some((from_stage, from)) = found else {
                     return Err(invalid("a layer that the sender does not have").with("layer", of.layer));

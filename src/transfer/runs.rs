@@ -4,12 +4,15 @@
 //! one of them sends: copies take turns by page and layer, so that all of them send equally. What several ranks of the
 //! receiver keep, each of them gets.
 //!
-//! **Cuts.** A run ends where a page of either side ends, where the sender's tokens change their rank, and where a
-//! chunk of the prompt ends. Padding is in no run. Runs that touch each other within a page are one.
+//! **Cuts.** A run is of one component. It ends where a page of either side ends, where the sender's tokens change
+//! their rank, and where a chunk of the prompt ends. Padding is in no run. Heads and tokens that touch each other on
+//! both sides are in one piece.
 //!
-//! **Order.** Runs come by layer, then by component, rank and page of the receiver. Both sides compute them alike.
+//! **Order.** The runs of a layer come by the receiver's places, in the order in which its side lists them, then by its
+//! lane and page. Both sides compute them alike.
 //!
-//! **Cost.** A visit of a layer's runs allocates nothing.
+//! **Cost.** A visit allocates nothing. It takes as long as there are runs, at least one for each page, lane and
+//! component: who does not trust the other side bounds its requests first.
 
 use std::ops::Range;
 
@@ -24,8 +27,8 @@ pub struct Chunk {
     pub first: u32,
     /// The place of that token among the tokens of the batch: how many the requests before it have.
     pub at: u32,
-    /// Tokens of the batch, without padding. Each rank of a stage has `tokens / width` of them, rounded up.
-    pub batch: u32,
+    /// Tokens of the batch that each rank of the stage has, padding included.
+    pub slice: u32,
 }
 
 /// A request whose rows are sent.
@@ -35,15 +38,29 @@ pub struct Request<'a> {
     pub tokens: u32,
     /// The replica that computed it, and the one that will decode it.
     pub replicas: [u32; 2],
-    /// Its chunks, of a sender that divides tokens; otherwise none.
+    /// Of a sender that divides tokens the chunks of the tokens that are sent, ascending; otherwise none. The last one
+    /// ends with the request.
     pub chunks: &'a [Chunk],
 }
 
-/// One end of a run.
+/// Whose runs are visited. A rank is given by its stage and its lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Of {
+    /// Those of all ranks.
+    All,
+    /// Those that a rank of the sender sends.
+    Sender(u32, u32),
+    /// Those that a rank of the receiver gets.
+    Receiver(u32, u32),
+}
+
+/// One end of a run, in the request's replica of its side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
-    /// The rank.
-    pub rank: u32,
+    /// The stage of the rank.
+    pub stage: u32,
+    /// The rank's place in its stage.
+    pub lane: u32,
     /// The page: its index among the rank's pages of the request. Of a sender that divides tokens, its index among the
     /// rank's pages of the chunk's batch.
     pub page: u32,
@@ -64,7 +81,7 @@ pub struct Run {
     pub component: u32,
     /// The chunk that it is a part of; 0 where there are none.
     pub chunk: u32,
-    /// The run's first token in the request, and how many it has.
+    /// The run's first token in the request.
     pub token: u32,
     /// Tokens of the run.
     pub tokens: u32,
@@ -74,7 +91,7 @@ pub struct Run {
     pub to: End,
     /// Bytes of a piece.
     pub bytes: u64,
-    /// Pieces.
+    /// Pieces. Of one piece the strides mean nothing.
     pub pieces: u32,
 }
 
@@ -101,12 +118,12 @@ impl Plan {
     ///
     /// # Errors
     /// [`Kind::OutOfRange`] for a layer that is not sent, a replica or tokens that are not there, and chunks that do
-    /// not cover the request; errors of `visit`.
+    /// not cover the tokens; errors of `visit`.
     pub fn runs(
         &self,
         request: &Request<'_>,
-        layer: u32,
-        tokens: Range<u32>,
+        (layer, tokens): (u32, Range<u32>),
+        of: Of,
         mut visit: impl FnMut(Run) -> Result<()>,
     ) -> Result<()> {
         self.check(request, &tokens)?;
@@ -115,8 +132,17 @@ impl Plan {
         if of_layer().next().is_none() {
             return Err(out_of_range("layer").with("layer", layer));
         }
+        let mut visit = |run: Run| match of {
+            Of::Sender(_, lane) if run.from.lane != lane => Ok(()),
+            _ => visit(run),
+        };
         for pair in of_layer() {
-            for lane in 0..self.target.width {
+            let (stage, own) = match of {
+                Of::Receiver(stage, lane) => (pair.to_stage == stage, Some(lane)),
+                Of::Sender(stage, _) => (pair.from_stage == stage, None),
+                Of::All => (true, None),
+            };
+            for lane in (0..self.target.width).filter(|lane| stage && own.is_none_or(|own| own == *lane)) {
                 self.runs_to(request, pair, lane, tokens.clone(), &mut visit)?;
             }
         }
@@ -126,8 +152,8 @@ impl Plan {
     /// The bytes that a request's tokens take on the receiver's ranks, in all layers: what its runs carry.
     pub fn bytes(&self, tokens: u32) -> u64 {
         let of_pair = |pair: &Pair| {
-            let lanes = u64::from(self.target.width) * u64::from(self.target.heads(pair.heads));
-            lanes * pair.head_bytes * u64::from(tokens)
+            let heads = u64::from(self.target.width) * u64::from(self.target.heads(pair.heads));
+            heads.saturating_mul(pair.head_bytes).saturating_mul(tokens.into())
         };
         self.pairs.iter().map(of_pair).fold(0, u64::saturating_add)
     }
@@ -147,25 +173,22 @@ impl Plan {
                 _ => Err(out_of_range("chunks of a sender that does not divide tokens")),
             };
         }
-        let mut next = 0;
         for (index, chunk) in request.chunks.iter().enumerate() {
             let end = request.chunks.get(index + 1).map_or(request.tokens, |chunk| chunk.first);
-            let begins = if index == 0 { chunk.first == 0 } else { chunk.first == next && chunk.first > 0 };
-            let count = end.checked_sub(chunk.first).filter(|count| *count > 0 || request.tokens == 0);
-            let inside =
-                count.and_then(|count| chunk.at.checked_add(count)).is_some_and(|end| end <= chunk.batch);
-            if !begins || !inside {
+            let count = end.checked_sub(chunk.first).filter(|count| *count > 0);
+            let last = count.and_then(|count| chunk.at.checked_add(count));
+            let all = u64::from(chunk.slice) * u64::from(self.source.width);
+            if last.is_none_or(|last| u64::from(last) > all) {
                 return Err(out_of_range("chunk")
                     .with("chunk", index as u64)
                     .with("first", chunk.first)
                     .with("at", chunk.at)
-                    .with("batch", chunk.batch));
+                    .with("slice", chunk.slice));
             }
-            next = end;
         }
-        match next == request.tokens {
+        match request.chunks.first().map_or(request.tokens, |chunk| chunk.first) <= tokens.start {
             true => Ok(()),
-            false => Err(out_of_range("chunks that do not cover the request").with("tokens", request.tokens)),
+            false => Err(out_of_range("chunks that do not cover the tokens").with("first", tokens.start)),
         }
     }
 
@@ -184,26 +207,22 @@ impl Plan {
             let stretch = self.stretch(request, token);
             let count = stretch.count.min(self.target.page_tokens - at).min(tokens.end - token);
             self.heads(pair, &stretch, (lane, page), |from_lane, heads| {
-                let end =
-                    |shape: &Shape, replica, stage, lane, page| (shape.rank(replica, stage, lane), page);
-                let [from, to] = request.replicas;
-                let from = end(&self.source, from, pair.from_stage, from_lane, stretch.page);
-                let to = end(&self.target, to, pair.to_stage, lane, page);
-                let places = [stretch.at, at];
-                pieces(pair, &heads, places, count, |(from_offset, to_offset), strides, bytes, pieces| {
-                    let ends = [
-                        (from, pair.from.plane, from_offset, strides[0]),
-                        (to, pair.to.plane, to_offset, strides[1]),
-                    ];
-                    let [from, to] = ends.map(|((rank, page), plane, offset, stride)| End {
-                        rank,
-                        page,
-                        plane,
-                        offset,
-                        stride,
-                    });
-                    let (layer, component, chunk) = (pair.layer, pair.component, stretch.chunk);
-                    visit(Run { layer, component, chunk, token, tokens: count, from, to, bytes, pieces })
+                pieces(pair, &heads, [stretch.at, at], count, |offsets, strides, bytes, pieces| {
+                    let end = |end: usize, stage, lane, page, place: &Place| {
+                        let (offset, stride) = (offsets[end], strides[end]);
+                        End { stage, lane, page, plane: place.plane, offset, stride }
+                    };
+                    visit(Run {
+                        layer: pair.layer,
+                        component: pair.component,
+                        chunk: stretch.chunk,
+                        token,
+                        tokens: count,
+                        from: end(0, pair.from_stage, from_lane, stretch.page, &pair.from),
+                        to: end(1, pair.to_stage, lane, page, &pair.to),
+                        bytes,
+                        pieces,
+                    })
                 })
             })?;
             token += count;
@@ -213,7 +232,7 @@ impl Plan {
 
     /// The tokens from `token` on that the sender has in one page of one rank; of any lane, if it divides heads.
     fn stretch(&self, request: &Request<'_>, token: u32) -> Stretch {
-        let Shape { width, split, page_tokens, .. } = self.source;
+        let Shape { split, page_tokens, .. } = self.source;
         if split == Split::Heads {
             let (page, at) = (token / page_tokens, token % page_tokens);
             return Stretch { lane: 0, chunk: 0, page, at, count: page_tokens - at };
@@ -223,8 +242,7 @@ impl Plan {
         let Some(chunk) = request.chunks.get(index) else {
             return Stretch { lane: 0, chunk: 0, page: 0, at: 0, count: end - token };
         };
-        let slice = chunk.batch.div_ceil(width);
-        let place = chunk.at + (token - chunk.first);
+        let (place, slice) = (chunk.at + (token - chunk.first), chunk.slice.max(1));
         let (lane, local) = (place / slice, place % slice);
         let (page, at) = (local / page_tokens, local % page_tokens);
         let count = (slice - local).min(page_tokens - at).min(end - token);
@@ -264,30 +282,34 @@ impl Plan {
 fn pieces(
     pair: &Pair,
     heads: &Heads,
-    [from_at, to_at]: [u32; 2],
+    at: [u32; 2],
     count: u32,
-    mut visit: impl FnMut((u64, u64), [u64; 2], u64, u32) -> Result<()>,
+    mut visit: impl FnMut([u64; 2], [u64; 2], u64, u32) -> Result<()>,
 ) -> Result<()> {
-    let Pair { from, to, head_bytes, .. } = pair;
-    let close = heads.count == 1 || (from.head_stride == *head_bytes && to.head_stride == *head_bytes);
-    let (parts, bytes) = match close {
-        true => (1, head_bytes * u64::from(heads.count)),
-        false => (heads.count, *head_bytes),
+    let ends = [pair.from, pair.to];
+    let (token_strides, head_strides) =
+        (ends.map(|place| place.token_stride), ends.map(|place| place.head_stride));
+    let offset = |place: &Place, at: u32, head: u32| {
+        place.offset + u64::from(at) * place.token_stride + u64::from(head) * place.head_stride
     };
-    for part in 0..parts {
-        let offset = |place: &Place, at: u32, head: u32| {
-            place.offset + u64::from(at) * place.token_stride + u64::from(head + part) * place.head_stride
-        };
-        let offsets = (offset(from, from_at, heads.from), offset(to, to_at, heads.to));
-        match from.token_stride == bytes && to.token_stride == bytes {
-            true => {
-                let all = bytes * u64::from(count);
-                visit(offsets, [all, all], all, 1)?;
-            }
-            false => visit(offsets, [from.token_stride, to.token_stride], bytes, count)?,
+    let offsets =
+        |head: u32| [offset(&pair.from, at[0], heads.from + head), offset(&pair.to, at[1], heads.to + head)];
+    // One piece, where the pieces touch each other on both sides.
+    let mut strided = |offsets, strides: [u64; 2], bytes: u64, pieces: u32| {
+        let all = bytes * u64::from(pieces);
+        match pieces == 1 || strides == [bytes; 2] {
+            true => visit(offsets, [all; 2], all, 1),
+            false => visit(offsets, strides, bytes, pieces),
         }
+    };
+    let bytes = pair.head_bytes;
+    if heads.count == 1 || head_strides == [bytes; 2] {
+        return strided(offsets(0), token_strides, bytes * u64::from(heads.count), count);
     }
-    Ok(())
+    if count == 1 || token_strides == [bytes; 2] {
+        return strided(offsets(0), head_strides, bytes * u64::from(count), heads.count);
+    }
+    (0..heads.count).try_for_each(|head| strided(offsets(head), token_strides, bytes, count))
 }
 
 fn out_of_range(place: &'static str) -> Error {

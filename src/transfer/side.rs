@@ -6,24 +6,28 @@ use crate::fallible::vector;
 /// The name of the operation in errors.
 pub(super) const OPERATION: &str = "transfer plan";
 
-/// Tokens of a page: from the smallest of engines to the largest.
-const PAGE_TOKENS: std::ops::RangeInclusive<u32> = 1..=1024;
+/// The most tokens of a page. vLLM's hybrid models raise the pages of attention to several thousand.
+const PAGE_TOKENS_MAX: u32 = 1 << 16;
 /// The most ranks of an instance.
 const RANKS_MAX: u64 = 1 << 16;
+/// The most components, and bytes of a name.
+const COMPONENTS_MAX: usize = 64;
+const NAME_MAX: usize = 64;
 /// The most layers of a model, and places of a layer.
-const LAYERS_MAX: usize = 1 << 12;
-const PLACES_MAX: usize = 64;
+const LAYERS_MAX: usize = 1 << 10;
+const PLACES_MAX: usize = 16;
 /// The most heads of a component.
 const HEADS_MAX: u32 = 1 << 12;
-/// The most pairs of heads that are compared.
-const STEPS_MAX: u64 = 1 << 24;
+/// The most pairs of heads of a side that are compared, to find out whether its places overlap.
+const STEPS_MAX: u64 = 1 << 26;
 
 /// The bytes that every token has under one name in a layer: latents, rope keys, index keys, K or V.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Component {
     /// The name, which both sides use.
     pub name: String,
-    /// The type of the numbers, which both sides call the same ("bf16", "fp8_e4m3"). Rows are never converted.
+    /// The type of the numbers, which both sides call the same ("bf16", "fp8_e4m3"). Rows are never converted. What
+    /// else the bytes mean something by, such as scales that are not a part of the row, belongs in the name too.
     pub dtype: String,
     /// KV heads of the model. 1 for what all heads share, such as MLA's latents and index keys.
     pub heads: u32,
@@ -39,7 +43,7 @@ pub struct Component {
 pub struct Place {
     /// The component: its index in [`Side::components`].
     pub component: u32,
-    /// The plane: an index in [`Side::page_bytes`].
+    /// The plane: an index in [`Stage::page_bytes`].
     pub plane: u32,
     /// The first byte of the page's first token.
     pub offset: u64,
@@ -58,26 +62,36 @@ pub struct LayerPlaces {
     pub places: Vec<Place>,
 }
 
+/// The layers of a pipeline stage. All of its ranks have them at the same places.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// The layers.
+    pub layers: Vec<LayerPlaces>,
+    /// For each plane the bytes of a page.
+    pub page_bytes: Vec<u64>,
+}
+
 /// How the ranks of a pipeline stage divide a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
     /// Tensor parallel: each rank has all tokens of its heads. Of fewer heads than ranks each has several copies.
     Heads,
-    /// Sequence parallel: requests that are computed together are concatenated, padded, and divided evenly. Each rank
-    /// has all heads of its tokens. Only prefill does so.
+    /// Sequence parallel prefill: requests that are computed together are concatenated, padded, and divided into even
+    /// slices, one for each rank in turn. Each rank has all heads of its tokens. A receiver cannot be divided so. Other
+    /// divisions of tokens, in turns (decode context parallel) or from both ends, are not known here.
     Tokens,
 }
 
 /// Where an instance keeps the rows of a request.
 ///
-/// Rank numbers count the ranks of a stage first, then the stages, then the replicas, as in vLLM and SGLang:
-/// `(replica * stages + stage) * width + lane`.
+/// A rank is a replica, a stage and a lane, its place among the ranks of the stage. Engines number them in different
+/// orders, so no rank has a number here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Side {
     /// What tokens have. Sides may list them in another order.
     pub components: Vec<Component>,
-    /// The layers of each pipeline stage. The ranks of a stage all have the same places.
-    pub stages: Vec<Vec<LayerPlaces>>,
+    /// The pipeline stages.
+    pub stages: Vec<Stage>,
     /// Ranks of a stage.
     pub width: u32,
     /// How they divide a request.
@@ -86,8 +100,6 @@ pub struct Side {
     pub replicas: u32,
     /// Tokens of a page.
     pub page_tokens: u32,
-    /// For each plane the bytes of a page.
-    pub page_bytes: Vec<u64>,
 }
 
 impl Side {
@@ -99,7 +111,7 @@ impl Side {
     /// The numbers that runs depend on.
     pub(super) fn shape(&self) -> Shape {
         let Side { width, split, replicas, page_tokens, .. } = *self;
-        Shape { stages: self.stages.len() as u32, width, split, replicas, page_tokens }
+        Shape { width, split, replicas, page_tokens }
     }
 
     /// Checks a side by itself.
@@ -107,15 +119,18 @@ impl Side {
     /// # Errors
     /// [`Kind::InvalidConfig`] names the field.
     pub(super) fn check(&self) -> Result<()> {
-        if !PAGE_TOKENS.contains(&self.page_tokens) {
-            return Err(invalid("page_tokens")
-                .with("given", self.page_tokens)
-                .with("most", *PAGE_TOKENS.end()));
+        if self.page_tokens == 0 || self.page_tokens > PAGE_TOKENS_MAX {
+            return Err(invalid("page_tokens").with("given", self.page_tokens).with("most", PAGE_TOKENS_MAX));
         }
         if self.ranks() == 0 || self.ranks() > RANKS_MAX {
             return Err(invalid("replicas, stages and width")
                 .with("ranks", self.ranks())
                 .with("most", RANKS_MAX));
+        }
+        if self.components.len() > COMPONENTS_MAX {
+            return Err(invalid("components")
+                .with("given", self.components.len() as u64)
+                .with("most", COMPONENTS_MAX as u64));
         }
         for (index, component) in self.components.iter().enumerate() {
             self.check_component(component).map_err(|error| error.with("component", index as u64))?;
@@ -128,6 +143,9 @@ impl Side {
 
     fn check_component(&self, component: &Component) -> Result<()> {
         let Component { heads, head_bytes, .. } = *component;
+        if component.name.len() > NAME_MAX || component.dtype.len() > NAME_MAX {
+            return Err(invalid("a name of a component that is too long").with("most", NAME_MAX as u64));
+        }
         if heads == 0 || heads > HEADS_MAX || head_bytes == 0 {
             return Err(invalid("heads and head_bytes of a component")
                 .with("heads", heads)
@@ -144,13 +162,14 @@ impl Side {
     }
 
     fn check_layers(&self) -> Result<()> {
-        let layers = || self.stages.iter().flatten();
+        let layers = || self.stages.iter().flat_map(|stage| &stage.layers);
         if layers().count() > LAYERS_MAX {
             return Err(invalid("layers")
                 .with("given", layers().count() as u64)
                 .with("most", LAYERS_MAX as u64));
         }
-        for (index, of) in layers().enumerate() {
+        let of_stage = self.stages.iter().flat_map(|stage| stage.layers.iter().map(move |of| (stage, of)));
+        for (index, (stage, of)) in of_stage.enumerate() {
             let at = |error: Error| error.with("layer", of.layer);
             if layers().take(index).any(|other| other.layer == of.layer) {
                 return Err(at(invalid("a layer twice")));
@@ -159,13 +178,14 @@ impl Side {
                 return Err(at(invalid("places of a layer").with("given", of.places.len() as u64)));
             }
             for (index, place) in of.places.iter().enumerate() {
-                self.check_place(place).map_err(at)?;
+                self.check_place(stage, place).map_err(at)?;
                 if of.places.iter().take(index).any(|other| other.component == place.component) {
                     return Err(at(invalid("a component of a layer twice")));
                 }
             }
         }
-        self.stages.iter().try_for_each(|stage| self.check_apart(stage))
+        let mut steps = STEPS_MAX;
+        self.stages.iter().try_for_each(|stage| self.check_apart(&stage.layers, &mut steps))
     }
 
     /// The end of a place in its page.
@@ -175,11 +195,11 @@ impl Side {
         place.offset.checked_add(tokens)?.checked_add(heads)?.checked_add(component.head_bytes)
     }
 
-    fn check_place(&self, place: &Place) -> Result<()> {
+    fn check_place(&self, stage: &Stage, place: &Place) -> Result<()> {
         let Some(component) = self.components.get(place.component as usize) else {
             return Err(invalid("component of a place").with("given", place.component));
         };
-        let Some(bytes) = self.page_bytes.get(place.plane as usize) else {
+        let Some(bytes) = stage.page_bytes.get(place.plane as usize) else {
             return Err(invalid("plane of a place").with("given", place.plane));
         };
         match self.end(place, component) {
@@ -203,8 +223,8 @@ impl Side {
         Ok(())
     }
 
-    /// Checks that no two places of a stage share a byte of a page.
-    fn check_apart(&self, stage: &[LayerPlaces]) -> Result<()> {
+    /// Checks that no two places of a stage share a byte of a page. `steps` is the work that is left for all stages.
+    fn check_apart(&self, stage: &[LayerPlaces], steps: &mut u64) -> Result<()> {
         let count = stage.iter().map(|of| of.places.len()).sum();
         let mut taken = vector(count, OPERATION, "places of a stage")?;
         for (of, place) in stage.iter().flat_map(|of| of.places.iter().map(move |place| (of.layer, place))) {
@@ -214,7 +234,6 @@ impl Side {
             taken.push(Taken { layer: of, place: *place, end, heads, bytes: component.head_bytes });
         }
         taken.sort_unstable_by_key(|taken| (taken.place.plane, taken.place.offset));
-        let mut steps = STEPS_MAX;
         for (index, first) in taken.iter().enumerate() {
             let meets =
                 |next: &&Taken| next.place.plane == first.place.plane && next.place.offset < first.end;
@@ -224,7 +243,10 @@ impl Side {
                     |what| Err(invalid(what).with("layer", first.layer).with("other layer", other.layer));
                 match steps.checked_sub(cost) {
                     None => return shares("places that are interleaved too finely to be checked"),
-                    Some(left) => steps = left,
+                    Some(left) => *steps = left,
+                }
+                if self.page_tokens > 1 && first.place.token_stride != other.place.token_stride {
+                    return shares("interleaved places of different token strides");
                 }
                 if first.shares(other, self.page_tokens) {
                     return shares("two places that share bytes");
@@ -246,13 +268,11 @@ struct Taken {
 }
 
 impl Taken {
-    /// Whether it shares a byte with another place of its plane. Places whose extents overlap must have one token
-    /// stride: then the distance of two of their pieces depends on the heads and on the difference of the tokens.
+    /// Whether it shares a byte with another place of its plane that has its token stride: the distance of two of their
+    /// pieces depends on the heads and on the difference of the tokens.
     fn shares(&self, other: &Taken, page_tokens: u32) -> bool {
-        let stride = i128::from(self.place.token_stride);
-        if page_tokens > 1 && (self.place.token_stride != other.place.token_stride || stride == 0) {
-            return true;
-        }
+        // No token overlaps the next one: it is at least 1.
+        let stride = i128::from(self.place.token_stride.max(1));
         let most = i128::from(page_tokens) - 1;
         let start = |taken: &Taken, head: u32| {
             i128::from(taken.place.offset) + i128::from(head) * i128::from(taken.place.head_stride)
@@ -273,7 +293,6 @@ impl Taken {
 /// The numbers of a side that runs depend on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
-    pub stages: u32,
     pub width: u32,
     pub split: Split,
     pub replicas: u32,
@@ -281,11 +300,6 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// The number of a rank.
-    pub fn rank(&self, replica: u32, stage: u32, lane: u32) -> u32 {
-        (replica * self.stages + stage) * self.width + lane
-    }
-
     /// How many heads a rank has of `heads`.
     pub fn heads(&self, heads: u32) -> u32 {
         match self.split {

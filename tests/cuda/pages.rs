@@ -165,11 +165,14 @@ fn copies_of_an_engine_go_in_batches_where_the_driver_takes_them() {
         (usual(), Some(single), [0, 300, 0, 0]),
         (refusing, None, [0, 300, 0, 1]),
     ] {
+        let refuses = !driver.batches;
         let change = |options: &mut CudaOptions| change.into_iter().for_each(|change| change(options));
         let Some(rig) = Rig::with(driver, "counts calls", change) else { return };
         let apart = Apart::new(&rig);
         assert_eq!(rig.calls(&apart.planes, &apart.pages), wanted);
         apart.compare(&rig);
+        let again = if refuses { [0, 300, 0, 0] } else { wanted };
+        assert_eq!(rig.calls(&apart.planes, &apart.pages), again);
         // As many as a batch takes, one more, and one alone.
         let batches = wanted[3] > 1;
         for (count, wanted) in

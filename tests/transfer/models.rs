@@ -2,20 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::map::faults;
+use crate::map::{faults, runs_of};
 use crate::random::{Layout, Tokens, side};
-use forebay::transfer::{Chunk, Plan, Request, Run, Side, Split};
+use forebay::transfer::{Chunk, Of, Plan, Request, Run, Side, Split};
 
 fn runs(plan: &Plan, request: &Request<'_>) -> Vec<Run> {
-    let mut runs = Vec::new();
-    for layer in plan.layers() {
-        plan.runs(request, layer, 0..request.tokens, |run| {
-            runs.push(run);
-            Ok(())
-        })
-        .unwrap();
-    }
-    runs
+    let of_layer = |layer| runs_of(plan, request, (layer, 0..request.tokens), Of::All).unwrap();
+    plan.layers().flat_map(of_layer).collect()
 }
 
 fn total(runs: &[Run]) -> u64 {
@@ -43,9 +36,9 @@ fn r1_goes_from_16_prefill_ranks_to_32_decode_ranks() {
     let runs = runs(&plan, &request);
     assert_eq!(total(&runs), 4096 * 1152 * 61);
     assert_eq!(plan.bytes(4096), total(&runs));
-    assert!(runs.iter().all(|run| run.to.rank == 19));
+    assert!(runs.iter().all(|run| (run.to.stage, run.to.lane) == (0, 0)));
     let mut sent = BTreeMap::<u32, u64>::new();
-    runs.iter().for_each(|run| *sent.entry(run.from.rank).or_default() += run.bytes * u64::from(run.pieces));
+    runs.iter().for_each(|run| *sent.entry(run.from.lane).or_default() += run.bytes * u64::from(run.pieces));
     assert_eq!(sent.len(), 16);
     assert_eq!(sent.values().max(), sent.values().min());
 }
@@ -60,18 +53,18 @@ fn v32_goes_from_a_divided_batch_to_144_ranks() {
     let target = side(&tokens, &[layers], (1, Split::Heads, 144, 64), (Layout::Rows, 52, true));
     let plan = Plan::new(&source, &target).unwrap();
     // 16,000 tokens are 1,000 of each rank: 15 pages and 40 tokens.
-    let chunks = [Chunk { first: 0, at: 3_000, batch: 16_000 }];
+    let chunks = [Chunk { first: 0, at: 3_000, slice: 1_000 }];
     let request = Request { tokens: 4_096, replicas: [0, 143], chunks: &chunks };
     let runs = runs(&plan, &request);
     assert_eq!(total(&runs), 4096 * (62 * 1152 + 61 * 132));
     let of_page = |page: u32| {
         let runs = runs.iter().filter(move |run| run.layer == 3 && run.component == 0 && run.to.page == page);
-        runs.map(|run| (run.from.rank, run.from.page, run.tokens)).collect::<Vec<_>>()
+        runs.map(|run| (run.from.lane, run.from.page, run.tokens)).collect::<Vec<_>>()
     };
     // Ranks 3 to 7. Token 1,000 is the first of rank 4: the target's page 15 has 40 tokens of rank 3 and 24 of rank 4.
     assert_eq!(of_page(0), [(3, 0, 64)]);
     assert_eq!(of_page(15), [(3, 15, 40), (4, 0, 24)]);
-    assert_eq!(runs.iter().map(|run| run.from.rank).max(), Some(7));
+    assert_eq!(runs.iter().map(|run| run.from.lane).max(), Some(7));
     assert!(runs.iter().all(|run| run.layer < 61 || run.component != 0), "layer 61 has no index keys");
 }
 
@@ -102,7 +95,7 @@ fn heads_go_from_32_ranks_to_8_and_back() {
     let request = Request { tokens: 300, replicas: [0, 0], chunks: &[] };
     assert_eq!(faults([&wide, &narrow], &request, (0, 16), |_| ()).unwrap(), None);
     let plan = Plan::new(&wide, &narrow).unwrap();
-    let mut senders: Vec<u32> = runs(&plan, &request).iter().map(|run| run.from.rank).collect();
+    let mut senders: Vec<u32> = runs(&plan, &request).iter().map(|run| run.from.lane).collect();
     senders.sort_unstable();
     senders.dedup();
     assert_eq!(senders, (0..32).collect::<Vec<_>>(), "all copies take turns");
@@ -116,8 +109,20 @@ fn heads_go_from_32_ranks_to_8_and_back() {
 #[test]
 fn equal_pages_are_one_run_each() {
     let (tokens, layers) = deepseek(0, 2);
-    let one = side(&tokens, &[layers], (1, Split::Heads, 1, 64), (Layout::Separate, 0, false));
-    let plan = Plan::new(&one, &one).unwrap();
+    let layers = [layers];
+    for layout in [Layout::Separate, Layout::Whole] {
+        let tokens = if matches!(layout, Layout::Whole) {
+            vec![("k".to_owned(), 8, 64), ("v".to_owned(), 8, 64)]
+        } else {
+            tokens.clone()
+        };
+        let one = side(&tokens, &layers, (1, Split::Heads, 1, 64), (layout, 0, false));
+        equal(&one);
+    }
+}
+
+fn equal(one: &Side) {
+    let plan = Plan::new(one, one).unwrap();
     let request = Request { tokens: 640, replicas: [0, 0], chunks: &[] };
     let runs = runs(&plan, &request);
     assert_eq!(runs.len(), 2 * 2 * 10);

@@ -3,10 +3,10 @@
 //! **What it is for.** Pages that do not touch each other are a copy each for a copy engine, and each copy would be a
 //! driver call. One call of `cuMemcpyBatchAsync` enqueues up to [`BATCH_COPIES`] of them.
 //!
-//! **Which drivers.** The call came with CUDA 12.8. Drivers of CUDA 13 have it too, beside a second version that does
-//! not return the number of the refused copy. Without the call, or where the driver says that it is not supported,
-//! copies are enqueued one by one. Those that a refused call may have enqueued before are then made twice, which does
-//! no harm: no copy of a batch writes what another one reads.
+//! **Which drivers.** The call came with CUDA 12.8. Drivers of CUDA 13 have it too, beside a second version with an
+//! argument less. Without the call, or where the driver says that it is not supported, copies are enqueued one by one
+//! from then on. Those that a refused call may have enqueued before are then made twice, which does no harm: no copy of
+//! a batch writes what another one reads.
 //!
 //! **Order.** A driver may run the copies of a batch in any order, and the batch as a whole in the stream's. So they
 //! must not depend on each other: `checks` of `device::pages` refuses pieces that overlap.
@@ -18,6 +18,7 @@
 use super::driver::{DriverResult, Handle, code, flag};
 use super::pools::Enqueueing;
 use super::structs::{BATCH_COPIES, CopyAttributes, Location};
+use crate::sync::{AtomicU32, Ordering};
 
 /// The attributes of all copies: in the stream's order, on the engines rather than on multiprocessors.
 const ATTRIBUTES: CopyAttributes = {
@@ -31,7 +32,9 @@ const ATTRIBUTES: CopyAttributes = {
 };
 
 /// Copies that wait for their call.
-pub(super) struct Batch {
+pub(super) struct Batch<'a> {
+    /// Whether the device takes batches; 0 for no.
+    batches: &'a AtomicU32,
     to: [Handle; BATCH_COPIES],
     from: [Handle; BATCH_COPIES],
     bytes: [u64; BATCH_COPIES],
@@ -40,12 +43,19 @@ pub(super) struct Batch {
     single: bool,
 }
 
-impl Batch {
-    /// An empty batch for a stream; if not `wanted`, copies are enqueued one by one.
-    pub fn new(stream: Handle, wanted: bool) -> Batch {
+impl Batch<'_> {
+    /// An empty batch for a stream. If `batches` is 0, copies are enqueued one by one.
+    pub fn new(stream: Handle, batches: &AtomicU32) -> Batch<'_> {
         // Either name of the legacy stream is 0 here.
-        let single = stream == 0 || !wanted;
-        Batch { to: [0; BATCH_COPIES], from: [0; BATCH_COPIES], bytes: [0; BATCH_COPIES], count: 0, single }
+        let single = stream == 0 || batches.load(Ordering::Relaxed) == 0;
+        Batch {
+            batches,
+            to: [0; BATCH_COPIES],
+            from: [0; BATCH_COPIES],
+            bytes: [0; BATCH_COPIES],
+            count: 0,
+            single,
+        }
     }
 
     /// Adds a copy, and enqueues the batch if that makes it full.
@@ -71,7 +81,10 @@ impl Batch {
             let call =
                 e.current.copy_batch(to, from, bytes, count, &ATTRIBUTES, &0, 1, &mut refused, e.stream);
             match call {
-                Err(refusal) if refusal.code == code::NOT_SUPPORTED => self.single = true,
+                Err(refusal) if refusal.code == code::NOT_SUPPORTED => {
+                    self.batches.store(0, Ordering::Relaxed);
+                    self.single = true;
+                }
                 done => return done,
             }
         }

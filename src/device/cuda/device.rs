@@ -287,7 +287,7 @@ impl Device for CudaDevice {
         let stretches = inner.stretches();
         inner.enqueue_known(op.name(), raw, |current, stream| {
             let e = Enqueueing { current, module: &inner.module, stream };
-            let (engine_bytes, batches) = (inner.copy_engine_bytes, inner.batch_copies);
+            let (engine_bytes, batches) = (inner.copy_engine_bytes, &inner.batch_copies);
             Copies { e: &e, launches: &inner.launches, stretches: &stretches, engine_bytes, batches }
                 .run(&copy)
         })

@@ -59,7 +59,7 @@ use crate::device::{
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Layer};
 use crate::os::{Map, Protection};
-use crate::sync::{Arc, Mutex, thread};
+use crate::sync::{Arc, AtomicU32, Mutex, thread};
 
 use backings::Memory;
 use driver::{Context, Current, Driver, DriverResult, Handle, Refusal, attribute, code, flag};
@@ -91,7 +91,8 @@ struct Inner {
     chunk: u64,
     host_memory: HostMemory,
     copy_engine_bytes: u64,
-    batch_copies: bool,
+    /// Whether one driver call may enqueue several copies: 0 from when the driver has said that it does not do so.
+    batch_copies: AtomicU32,
     grain: u64,
     health: Arc<Health>,
     graphs: Mutex<Graphs>,
@@ -173,7 +174,7 @@ impl CudaDevice {
             chunk: options.registration_chunk,
             host_memory: options.host_memory,
             copy_engine_bytes: options.copy_engine_bytes,
-            batch_copies: options.batch_copies,
+            batch_copies: AtomicU32::new(options.batch_copies.into()),
             grain,
             calls: Calls::new(&health),
             health,

@@ -17,6 +17,7 @@ use super::pools::{Enqueueing, Launches};
 use super::registration::{Stretch, left, pieces};
 use crate::device::pages::{Run, StepPages, StepTables, merged, runs};
 use crate::device::{CopyPages, Plane, Slice};
+use crate::sync::AtomicU32;
 
 /// Blocks of a launch that copies inside the device's memory.
 const DEVICE_BLOCKS: u32 = 32;
@@ -73,8 +74,8 @@ pub(super) struct Copies<'a> {
     pub launches: &'a Launches,
     pub stretches: &'a [Stretch],
     pub engine_bytes: u64,
-    /// Whether one driver call may enqueue several copies.
-    pub batches: bool,
+    /// Whether one driver call may enqueue several copies: see [`Batch`].
+    pub batches: &'a AtomicU32,
 }
 
 /// Planes that wait for a launch, all with the same ways.
@@ -196,7 +197,7 @@ impl Copies<'_> {
     /// Copies a run by a copy engine: in one copy, where no end crosses the end of a registration.
     fn by_engine(
         &self,
-        batch: &mut Batch,
+        batch: &mut Batch<'_>,
         source: &Plane,
         target: &Plane,
         ways: &Ways,
@@ -218,7 +219,7 @@ impl Copies<'_> {
     /// Copies a run in as few parts as pages and registrations allow.
     fn by_parts(
         &self,
-        batch: &mut Batch,
+        batch: &mut Batch<'_>,
         source: &Plane,
         target: &Plane,
         ways: &Ways,

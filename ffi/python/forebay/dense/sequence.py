@@ -148,8 +148,9 @@ class Sequence(SequenceBase):
             OutOfRange: more accepted rows than landed, or a length whose sliding window was given back: accept all rows
                 of a prompt's chunk.
             InvalidArgument, Closed. After all of these nothing has changed.
-            DeviceFailed: a copy of the sequence failed. If the device refuses the call half-way, call it again, on any
-                stream: it goes on where it stopped, and until then the sequence may be parked or not.
+            DeviceFailed: a copy of the sequence failed. If the device refuses the call half-way, call it again, on
+                a stream that is ordered as the first: it goes on where it stopped, and until then the sequence may be
+                parked or not.
         """
         self.cache._record.make_up()
         ticket, on, count = Ticket(), self.cache.device.stream_of(stream), index(accepted, "accepted")
