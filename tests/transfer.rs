@@ -1,6 +1,8 @@
 //! The plan of a transfer against a map of every byte.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+#[path = "transfer/ledger.rs"]
+mod ledger;
 #[path = "transfer/map.rs"]
 mod map;
 #[path = "transfer/models.rs"]

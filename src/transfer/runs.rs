@@ -85,6 +85,10 @@ pub struct Run {
     pub token: u32,
     /// Tokens of the run.
     pub tokens: u32,
+    /// The first of its heads, counted among those that the receiver's rank has.
+    pub head: u32,
+    /// Heads of the run.
+    pub heads: u32,
     /// Where the bytes are.
     pub from: End,
     /// Where they go.
@@ -207,23 +211,31 @@ impl Plan {
             let stretch = self.stretch(request, token);
             let count = stretch.count.min(self.target.page_tokens - at).min(tokens.end - token);
             self.heads(pair, &stretch, (lane, page), |from_lane, heads| {
-                pieces(pair, &heads, [stretch.at, at], count, |offsets, strides, bytes, pieces| {
-                    let end = |end: usize, stage, lane, page, place: &Place| {
-                        let (offset, stride) = (offsets[end], strides[end]);
-                        End { stage, lane, page, plane: place.plane, offset, stride }
-                    };
-                    visit(Run {
-                        layer: pair.layer,
-                        component: pair.component,
-                        chunk: stretch.chunk,
-                        token,
-                        tokens: count,
-                        from: end(0, pair.from_stage, from_lane, stretch.page, &pair.from),
-                        to: end(1, pair.to_stage, lane, page, &pair.to),
-                        bytes,
-                        pieces,
-                    })
-                })
+                pieces(
+                    pair,
+                    &heads,
+                    [stretch.at, at],
+                    count,
+                    |(head, heads), offsets, strides, bytes, pieces| {
+                        let end = |end: usize, stage, lane, page, place: &Place| {
+                            let (offset, stride) = (offsets[end], strides[end]);
+                            End { stage, lane, page, plane: place.plane, offset, stride }
+                        };
+                        visit(Run {
+                            layer: pair.layer,
+                            component: pair.component,
+                            chunk: stretch.chunk,
+                            token,
+                            tokens: count,
+                            head,
+                            heads,
+                            from: end(0, pair.from_stage, from_lane, stretch.page, &pair.from),
+                            to: end(1, pair.to_stage, lane, page, &pair.to),
+                            bytes,
+                            pieces,
+                        })
+                    },
+                )
             })?;
             token += count;
         }
@@ -277,14 +289,14 @@ impl Plan {
     }
 }
 
-/// Visits the bytes of some heads of `count` tokens, in as few runs as the strides allow: the two offsets, the two
-/// strides, the bytes of a piece and the number of pieces.
+/// Visits the bytes of some heads of `count` tokens, in as few runs as the strides allow: the receiver's heads, the two
+/// offsets, the two strides, the bytes of a piece and the number of pieces.
 fn pieces(
     pair: &Pair,
     heads: &Heads,
     at: [u32; 2],
     count: u32,
-    mut visit: impl FnMut([u64; 2], [u64; 2], u64, u32) -> Result<()>,
+    mut visit: impl FnMut((u32, u32), [u64; 2], [u64; 2], u64, u32) -> Result<()>,
 ) -> Result<()> {
     let ends = [pair.from, pair.to];
     let (token_strides, head_strides) =
@@ -292,24 +304,24 @@ fn pieces(
     let offset = |place: &Place, at: u32, head: u32| {
         place.offset + u64::from(at) * place.token_stride + u64::from(head) * place.head_stride
     };
-    let offsets =
-        |head: u32| [offset(&pair.from, at[0], heads.from + head), offset(&pair.to, at[1], heads.to + head)];
-    // One piece, where the pieces touch each other on both sides.
-    let mut strided = |offsets, strides: [u64; 2], bytes: u64, pieces: u32| {
-        let all = bytes * u64::from(pieces);
+    // From head `first` on; one piece, where the pieces touch each other on both sides.
+    let mut strided = |(first, heads_of): (u32, u32), strides: [u64; 2], bytes: u64, pieces: u32| {
+        let offsets =
+            [offset(&pair.from, at[0], heads.from + first), offset(&pair.to, at[1], heads.to + first)];
+        let (own, all) = ((heads.to + first, heads_of), bytes * u64::from(pieces));
         match pieces == 1 || strides == [bytes; 2] {
-            true => visit(offsets, [all; 2], all, 1),
-            false => visit(offsets, strides, bytes, pieces),
+            true => visit(own, offsets, [all; 2], all, 1),
+            false => visit(own, offsets, strides, bytes, pieces),
         }
     };
-    let bytes = pair.head_bytes;
+    let (bytes, all) = (pair.head_bytes, (0, heads.count));
     if heads.count == 1 || head_strides == [bytes; 2] {
-        return strided(offsets(0), token_strides, bytes * u64::from(heads.count), count);
+        return strided(all, token_strides, bytes * u64::from(heads.count), count);
     }
     if count == 1 || token_strides == [bytes; 2] {
-        return strided(offsets(0), head_strides, bytes * u64::from(count), heads.count);
+        return strided(all, head_strides, bytes * u64::from(count), heads.count);
     }
-    (0..heads.count).try_for_each(|head| strided(offsets(head), token_strides, bytes, count))
+    (0..heads.count).try_for_each(|head| strided((head, 1), token_strides, bytes, count))
 }
 
 fn out_of_range(place: &'static str) -> Error {

@@ -81,19 +81,20 @@ pub fn side(
     Side { components, stages: stages.iter().map(stage).collect(), width, split, replicas, page_tokens }
 }
 
+/// A random pair of sides and a request.
 #[derive(Clone, Debug)]
-struct Case {
+pub struct Case {
     tokens: Tokens,
     /// The sender's layers with their components, and which of both the receiver keeps.
     layers: Vec<(u32, Vec<usize>, u8)>,
     cuts: [usize; 2],
     ends: [(u32, bool, u32, u32, Layout, u64, bool); 2],
-    replicas: [u32; 2],
-    count: u32,
+    pub replicas: [u32; 2],
+    pub count: u32,
     /// Of each chunk: its tokens, those before and behind it in its batch.
     chunks: Vec<(u32, u32, u32)>,
-    from: u32,
-    cut: u32,
+    pub from: u32,
+    pub cut: u32,
 }
 
 fn layout() -> impl Strategy<Value = Layout> {
@@ -106,7 +107,7 @@ fn end() -> impl Strategy<Value = (u32, bool, u32, u32, Layout, u64, bool)> {
     (width, any::<bool>(), 1_u32..3, page, layout(), prop_oneof![Just(0_u64), 1_u64..5], any::<bool>())
 }
 
-fn case() -> impl Strategy<Value = Case> {
+pub fn case() -> impl Strategy<Value = Case> {
     let heads = prop_oneof![Just(1_u32), Just(2), Just(8)];
     let tokens = prop::collection::vec((heads, 1_u64..9), 1..4);
     let layers = prop::collection::vec((1_u32..3, 1_u8..8, any::<u8>()), 1..4);
@@ -145,7 +146,7 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 impl Case {
-    fn sides(&self) -> [Side; 2] {
+    pub fn sides(&self) -> [Side; 2] {
         let all: Vec<_> = self.layers.iter().map(|(layer, has, _)| (*layer, has.clone())).collect();
         // The receiver keeps some layers, and of them some components.
         let kept: Vec<_> = self
@@ -171,7 +172,7 @@ impl Case {
         [made(0, &all), made(1, &kept)]
     }
 
-    fn chunks(&self, source: &Side) -> Vec<Chunk> {
+    pub fn chunks(&self, source: &Side) -> Vec<Chunk> {
         if source.split == Split::Heads {
             return Vec::new();
         }
