@@ -1,8 +1,9 @@
 //! Promise P6: after a cache has been warmed up, no thread of the process allocates or frees from prepare to retire,
 //! nor in a resize between two steps, on the host device and on the CUDA device, layer by layer and by graphs; nor in
-//! the steps of a ring of sharded weights, nor in those of a dense cache, which slide windows and evict pages. The
-//! memory that a driver takes does not come through Rust's allocator. This program has one test only, because the
-//! allocator counts every thread except the test harness's own, which waits meanwhile and may allocate at any time.
+//! the steps of a ring of sharded weights, nor in those of a dense cache, which slide windows and evict pages, nor for
+//! the runs of a transfer. The memory that a driver takes does not come through Rust's allocator. This program has one
+//! test only, because the allocator counts every thread except the test harness's own, which waits meanwhile and may
+//! allocate at any time.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "allocation/dense.rs"]
@@ -10,6 +11,9 @@ mod dense;
 #[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "support/device.rs"]
 mod device;
+#[cfg(feature = "transfer")]
+#[path = "allocation/transfer.rs"]
+mod transfer;
 
 use device::TestDevice;
 use forebay::device::clock::{ClockDevice, ClockOptions, Demand, Direction, Label};
@@ -37,6 +41,8 @@ struct Counting {
     /// Whether the process's first thread counts: it is the harness's, unless the test runs on it.
     first: AtomicBool,
     calls: AtomicU64,
+    /// The bytes of the largest allocation.
+    largest: AtomicU64,
 }
 
 fn is_first_thread() -> bool {
@@ -45,9 +51,10 @@ fn is_first_thread() -> bool {
 }
 
 impl Counting {
-    fn note(&self) {
+    fn note(&self, bytes: usize) {
         if self.on.load(Ordering::SeqCst) && (self.first.load(Ordering::SeqCst) || !is_first_thread()) {
             self.calls.fetch_add(1, Ordering::SeqCst);
+            self.largest.fetch_max(bytes as u64, Ordering::SeqCst);
         }
     }
 }
@@ -55,27 +62,31 @@ impl Counting {
 // SAFETY: every call is handed to the system's allocator as it came.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        self.note();
+        self.note(layout.size());
         // SAFETY: the caller's layout, unchanged.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        self.note();
+        self.note(0);
         // SAFETY: `at` came from the system's allocator with this layout, as all of ours do.
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        self.note();
+        self.note(size);
         // SAFETY: as `dealloc`.
         unsafe { System.realloc(at, layout, size) }
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting =
-    Counting { on: AtomicBool::new(false), first: AtomicBool::new(false), calls: AtomicU64::new(0) };
+static ALLOCATOR: Counting = Counting {
+    on: AtomicBool::new(false),
+    first: AtomicBool::new(false),
+    calls: AtomicU64::new(0),
+    largest: AtomicU64::new(0),
+};
 
 /// Allocations, growths and frees of all threads while `work` runs.
 fn counted(work: impl FnOnce()) -> u64 {
@@ -85,6 +96,14 @@ fn counted(work: impl FnOnce()) -> u64 {
     work();
     ALLOCATOR.on.store(false, Ordering::SeqCst);
     ALLOCATOR.calls.load(Ordering::SeqCst) - before
+}
+
+/// The bytes of the largest allocation while `work` runs.
+#[cfg(feature = "transfer")]
+fn largest(work: impl FnOnce()) -> u64 {
+    ALLOCATOR.largest.store(0, Ordering::SeqCst);
+    counted(work);
+    ALLOCATOR.largest.load(Ordering::SeqCst)
 }
 
 const K: u32 = 32;
@@ -491,6 +510,14 @@ fn p6_a_step_allocates_and_frees_nothing() {
     let event = clock.event().unwrap();
     (0..2).for_each(|_| simulate(&clock, streams, event));
     assert_eq!(counted(|| (0..20).for_each(|_| simulate(&clock, streams, event))), 0, "a simulated step");
+
+    #[cfg(feature = "transfer")]
+    {
+        assert_eq!(transfer::runs(), 0, "the runs of a transfer");
+        let [claimed, read] = transfer::claimed();
+        assert!(claimed <= read && read < 4096, "{claimed} bytes for a claim, {read} for a side");
+        assert_eq!(largest(|| drop(std::hint::black_box(vec![1_u8; 100]))), 100);
+    }
 
     // The controls: an allocation is counted, on this thread and on a stream's.
     assert_eq!(counted_call(&*HostDevice::new(HostOptions { threaded: true, ..HostOptions::default() })), 2);

@@ -13,3 +13,9 @@ mod quarantine;
 mod random;
 #[path = "transfer/refused.rs"]
 mod refused;
+#[path = "support/side_bytes.rs"]
+mod side_bytes;
+#[path = "transfer/staging.rs"]
+mod staging;
+#[path = "transfer/wire.rs"]
+mod wire;

@@ -8,8 +8,9 @@
 //! **What is here.** The plan of a transfer, which is pure arithmetic. A [`Side`] says where an instance keeps the
 //! rows. A [`Plan`] pairs two sides, or refuses them with a reason, and then names for each request the [`Run`]s: which
 //! bytes of which rank and page go to which bytes of which rank and page. Both instances compute the same runs from the
-//! same two sides, so neither has to send lists. A [`Ledger`] says which layers have arrived. A [`Quarantine`] keeps
-//! pages that a writer from afar may still reach from being used again.
+//! same two sides, so neither has to send lists. A [`Ledger`] says which layers have arrived. A [`StagingRing`] is the
+//! sender's memory for layers on their way. A [`Quarantine`] keeps pages that a writer from afar may still reach from
+//! being used again.
 //!
 //! **What it does not do.** It copies nothing, and does not know addresses: a run names pages by their order in a
 //! request. It converts nothing: other numbers, heads or sizes are refused. The protocol and the copies are not built
@@ -20,9 +21,13 @@ mod plan;
 mod quarantine;
 mod runs;
 mod side;
+mod staging;
+mod wire;
 
 pub use ledger::Ledger;
 pub use plan::Plan;
 pub use quarantine::{Fence, Quarantine, Writer};
 pub use runs::{Chunk, End, Of, Request, Run};
 pub use side::{Component, LayerPlaces, Place, Side, Split, Stage};
+pub use staging::{Part, StagingRing};
+pub use wire::VERSION;
