@@ -95,9 +95,7 @@ impl Line {
 
     /// Begins a batch on `stream`, after all batches before it and after what a refused call left of this one.
     pub(super) fn begin(&mut self, stream: Stream, device: &dyn Device) -> Result<()> {
-        self.settle(device)?;
-        device.wait(stream, self.end_event(self.last))?;
-        device.wait(stream, self.end_event(self.next()))?;
+        self.wait_all(stream, device)?;
         self.unsettled = Some(stream);
         Ok(())
     }
@@ -109,9 +107,11 @@ impl Line {
         Ok(self.last)
     }
 
-    /// Makes `stream` wait for all batches so far.
+    /// Makes `stream` wait for all batches so far, and for what a refused call left of the next one.
     pub(super) fn wait_all(&mut self, stream: Stream, device: &dyn Device) -> Result<()> {
-        self.wait(self.last, stream, device)
+        self.settle(device)?;
+        device.wait(stream, self.end_event(self.last))?;
+        device.wait(stream, self.end_event(self.next()))
     }
 
     /// Ends a part of the batch; the last part ends the batch.

@@ -77,7 +77,8 @@ impl Cache {
         let rows = &mut record.rows;
         (rows.committed, rows.stored, rows.landed, rows.upper) = (length, length, 0, length);
         (record.start, record.floor, record.state) = (Some(length), length, State::Parked);
-        // What a refused call may have left on a stream are copies of the two lines, which order their own.
+        // What a refused call may have left on a stream are copies of the two lines, which order their own, or a
+        // fork's, whose child keeps the page.
         record.work.unsettled = None;
         record.steps.micro_batch = None;
         record.epoch = record.epoch.wrapping_add(1);

@@ -8,9 +8,9 @@
 //! **What is here.** The plan of a transfer, which is pure arithmetic. A [`Side`] says where an instance keeps the
 //! rows. A [`Plan`] pairs two sides, or refuses them with a reason, and then names for each request the [`Run`]s: which
 //! bytes of which rank and page go to which bytes of which rank and page. Both instances compute the same runs from the
-//! same two sides, so neither has to send lists. A [`Ledger`] says which layers have arrived. A [`StagingRing`] is the
-//! sender's memory for layers on their way. A [`Quarantine`] keeps pages that a writer from afar may still reach from
-//! being used again.
+//! same two sides and chunks, so neither has to send lists of runs. A [`Ledger`] says which layers have arrived. A
+//! [`StagingRing`] is the sender's memory for layers on their way. A [`Quarantine`] keeps pages that a writer from afar
+//! may still reach from being used again.
 //!
 //! **What it does not do.** It copies nothing, and does not know addresses: a run names pages by their order in a
 //! request. It converts nothing: other numbers, heads or sizes are refused. The protocol and the copies are not built

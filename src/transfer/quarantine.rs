@@ -38,7 +38,8 @@ pub struct Fence {
     pub generation: u64,
 }
 
-/// Who writes from afar: a number that the receiver gives to each, such as the sender's rank.
+/// Who writes from afar: one connection of a sender. A sender that connects again is another writer, with a number that
+/// none had before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Writer(pub u32);
 
@@ -58,6 +59,8 @@ pub struct Quarantine {
     most: u32,
     /// Pages that writers may still reach.
     reached: u32,
+    /// The generation that the next fence may have at least.
+    next: u64,
     /// By fence.
     lent: Vec<Lent>,
 }
@@ -65,7 +68,7 @@ pub struct Quarantine {
 impl Quarantine {
     /// Nothing is lent. At most `most` pages may be reachable by writers at a time.
     pub const fn new(most: u32) -> Quarantine {
-        Quarantine { most, reached: 0, lent: Vec::new() }
+        Quarantine { most, reached: 0, next: 0, lent: Vec::new() }
     }
 
     /// Pages that writers may still reach.
@@ -79,19 +82,27 @@ impl Quarantine {
         waiting.map(|lent| lent.pages.len() as u32).fold(0, u32::saturating_add)
     }
 
+    /// The uses that writers may still reach: who they are, how many pages, and whether these were given back. Of a
+    /// writer that never answers the owner destroys the connection.
+    pub fn outstanding(&self) -> impl Iterator<Item = (Fence, &[Writer], usize, bool)> {
+        let reached = self.lent.iter().filter(|lent| !lent.writers.is_empty());
+        reached.map(|lent| (lent.fence, lent.writers.as_slice(), lent.pages.len(), lent.given_back))
+    }
+
     fn place(&self, fence: Fence) -> std::result::Result<usize, usize> {
         self.lent.binary_search_by_key(&fence, |lent| lent.fence)
     }
 
-    /// Lends pages to writers.
+    /// Lends pages to writers. No page may be lent twice at a time.
     ///
     /// # Errors
     /// [`Kind::Exhausted`] with `wanted` and `free` if more pages would be reachable than the bound allows;
-    /// [`Kind::InvalidState`] for a fence that has pages; [`Kind::OutOfMemory`]. The pages are the caller's then.
+    /// [`Kind::InvalidState`] for a generation that is not above those before; [`Kind::OutOfMemory`]. The pages are the
+    /// caller's then.
     pub fn lend(&mut self, fence: Fence, pages: &[u32], writers: &[Writer]) -> Result<()> {
-        let Err(place) = self.place(fence) else {
+        let (Err(place), true) = (self.place(fence), fence.generation >= self.next) else {
             return Err(Error::new(Kind::InvalidState, OPERATION)
-                .at("pages lent twice under one fence")
+                .at("a generation that had pages")
                 .with("request", fence.request)
                 .with("generation", fence.generation));
         };
@@ -114,6 +125,7 @@ impl Quarantine {
             self.reached += pages.len() as u32;
         }
         self.lent.insert(place, lent);
+        self.next = fence.generation.saturating_add(1);
         Ok(())
     }
 
@@ -136,7 +148,8 @@ impl Quarantine {
         Ok(lent.writers.is_empty().then(|| self.lent.remove(index).pages))
     }
 
-    /// A writer acknowledges that nothing which it enqueued under this fence will land any more. Returns the pages that
+    /// A writer acknowledges that nothing which it has enqueued under this fence will land any more, and that it will
+    /// enqueue nothing under it. Returns the pages that
     /// are free by that. A fence or a writer that is not waited for changes nothing.
     pub fn drained(&mut self, fence: Fence, writer: Writer) -> Option<Vec<u32>> {
         let index = self.place(fence).ok()?;

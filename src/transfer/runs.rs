@@ -39,7 +39,7 @@ pub struct Request<'a> {
     /// The replica that computed it, and the one that will decode it.
     pub replicas: [u32; 2],
     /// Of a sender that divides tokens the chunks of the tokens that are sent, ascending; otherwise none. The last one
-    /// ends with the request.
+    /// ends with `tokens`, so these may be the tokens that are computed so far.
     pub chunks: &'a [Chunk],
 }
 
@@ -79,7 +79,7 @@ pub struct Run {
     pub layer: u32,
     /// The component: its index in the receiver's list.
     pub component: u32,
-    /// The chunk that it is a part of; 0 where there are none.
+    /// The chunk that it is a part of: its index in [`Request::chunks`]; 0 where there are none.
     pub chunk: u32,
     /// The run's first token in the request.
     pub token: u32,
@@ -121,8 +121,8 @@ impl Plan {
     /// Visits the runs of some tokens of a request in one layer, and stops at the first error of `visit`.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] for a layer that is not sent, a replica or tokens that are not there, and chunks that do
-    /// not cover the tokens; errors of `visit`.
+    /// [`Kind::OutOfRange`] for a layer that is not sent, a replica, rank or tokens that are not there, and chunks that
+    /// do not cover the tokens; errors of `visit`.
     pub fn runs(
         &self,
         request: &Request<'_>,
@@ -131,6 +131,11 @@ impl Plan {
         mut visit: impl FnMut(Run) -> Result<()>,
     ) -> Result<()> {
         self.check(request, &tokens)?;
+        match of {
+            Of::All => {}
+            Of::Sender(stage, lane) => self.source.check_rank(stage, lane)?,
+            Of::Receiver(stage, lane) => self.target.check_rank(stage, lane)?,
+        }
         let first = self.pairs.partition_point(|pair| pair.layer < layer);
         let of_layer = || self.pairs.iter().skip(first).take_while(|pair| pair.layer == layer);
         if of_layer().next().is_none() {
@@ -289,8 +294,8 @@ impl Plan {
     }
 }
 
-/// Visits the bytes of some heads of `count` tokens, in as few runs as the strides allow: the receiver's heads, the two
-/// offsets, the two strides, the bytes of a piece and the number of pieces.
+/// Visits the bytes of some heads of `count` tokens, in one run where the strides allow it, else in one for each head:
+/// the receiver's heads, the two offsets, the two strides, the bytes of a piece and the number of pieces.
 fn pieces(
     pair: &Pair,
     heads: &Heads,

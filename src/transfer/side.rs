@@ -19,7 +19,7 @@ const PLACES_MAX: usize = 16;
 /// The most heads of a component.
 const HEADS_MAX: u32 = 1 << 12;
 /// The most pairs of heads of a side that are compared, to find out whether its places overlap.
-const STEPS_MAX: u64 = 1 << 26;
+const STEPS_MAX: u64 = 1 << 22;
 
 /// The bytes that every token has under one name in a layer: latents, rope keys, index keys, K or V.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,7 +85,8 @@ pub enum Split {
 /// Where an instance keeps the rows of a request.
 ///
 /// A rank is a replica, a stage and a lane, its place among the ranks of the stage. Engines number them in different
-/// orders, so no rank has a number here.
+/// orders, so no rank has a number here. A side does not say which weights made the rows: a session compares that
+/// before ([`Hello`](crate::peer::Hello)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Side {
     /// What tokens have. Sides may list them in another order.
@@ -111,7 +112,7 @@ impl Side {
     /// The numbers that runs depend on.
     pub(super) fn shape(&self) -> Shape {
         let Side { width, split, replicas, page_tokens, .. } = *self;
-        Shape { width, split, replicas, page_tokens }
+        Shape { stages: self.stages.len() as u32, width, split, replicas, page_tokens }
     }
 
     /// Checks a side by itself.
@@ -238,7 +239,7 @@ impl Side {
             let meets =
                 |next: &&Taken| next.place.plane == first.place.plane && next.place.offset < first.end;
             for other in taken.iter().skip(index + 1).take_while(meets) {
-                let cost = u64::from(first.heads) * u64::from(other.heads);
+                let cost = first.cost(other);
                 let shares =
                     |what| Err(invalid(what).with("layer", first.layer).with("other layer", other.layer));
                 match steps.checked_sub(cost) {
@@ -268,31 +269,49 @@ struct Taken {
 }
 
 impl Taken {
+    /// Whether the distance of two pieces depends on the difference of their heads alone.
+    fn has_heads_as(&self, other: &Taken) -> bool {
+        self.heads == 1 || other.heads == 1 || self.place.head_stride == other.place.head_stride
+    }
+
+    /// How many distances [`Taken::shares`] looks at.
+    fn cost(&self, other: &Taken) -> u64 {
+        let (own, heads) = (u64::from(self.heads), u64::from(other.heads));
+        if self.has_heads_as(other) { own + heads - 1 } else { own * heads }
+    }
+
     /// Whether it shares a byte with another place of its plane that has its token stride: the distance of two of their
     /// pieces depends on the heads and on the difference of the tokens.
     fn shares(&self, other: &Taken, page_tokens: u32) -> bool {
         // No token overlaps the next one: it is at least 1.
         let stride = i128::from(self.place.token_stride.max(1));
         let most = i128::from(page_tokens) - 1;
-        let start = |taken: &Taken, head: u32| {
-            i128::from(taken.place.offset) + i128::from(head) * i128::from(taken.place.head_stride)
-        };
-        let heads = (0..self.heads).flat_map(|own| (0..other.heads).map(move |head| (own, head)));
-        heads.into_iter().any(|(own, head)| {
-            let apart = start(other, head) - start(self, own);
+        let base = i128::from(other.place.offset) - i128::from(self.place.offset);
+        let [own, heads] =
+            [self, other].map(|taken| (i128::from(taken.heads), i128::from(taken.place.head_stride)));
+        let meets = |apart: i128| {
             // The tokens that bring the two pieces nearest to each other.
             let near = if most == 0 { 0 } else { -apart.div_euclid(stride) };
             (near - 1..=near + 1).map(|tokens| tokens.clamp(-most, most)).any(|tokens| {
                 let apart = apart + tokens * stride;
                 -i128::from(other.bytes) < apart && apart < i128::from(self.bytes)
             })
-        })
+        };
+        match self.has_heads_as(other) {
+            true => {
+                let stride = if self.heads == 1 { heads.1 } else { own.1 };
+                (1 - own.0..heads.0).any(|apart| meets(base + apart * stride))
+            }
+            false => (0..own.0)
+                .any(|first| (0..heads.0).any(|second| meets(base + second * heads.1 - first * own.1))),
+        }
     }
 }
 
 /// The numbers of a side that runs depend on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
+    pub stages: u32,
     pub width: u32,
     pub split: Split,
     pub replicas: u32,
@@ -300,6 +319,20 @@ pub(super) struct Shape {
 }
 
 impl Shape {
+    /// Checks that there is a rank.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`].
+    pub fn check_rank(&self, stage: u32, lane: u32) -> Result<()> {
+        match stage < self.stages && lane < self.width {
+            true => Ok(()),
+            false => Err(Error::new(Kind::OutOfRange, OPERATION)
+                .at("a rank that is not there")
+                .with("stage", stage)
+                .with("lane", lane)),
+        }
+    }
+
     /// How many heads a rank has of `heads`.
     pub fn heads(&self, heads: u32) -> u32 {
         match self.split {

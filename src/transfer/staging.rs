@@ -18,7 +18,7 @@ use crate::error::{Error, Kind, Result};
 
 const OPERATION: &str = "staging ring";
 
-/// A part of the ring, until it is given back.
+/// A part of a ring, until it is given back to that ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Its first byte in the ring.
@@ -79,7 +79,7 @@ impl StagingRing {
     ///
     /// # Errors
     /// [`Kind::Exhausted`] with `wanted` and `free` if there is no room now; [`Kind::OutOfRange`] for a part that the
-    /// empty ring has no room for; [`Kind::OutOfMemory`].
+    /// empty ring has no room for, and for one of nothing; [`Kind::OutOfMemory`].
     pub fn take(&mut self, bytes: u64) -> Result<Part> {
         let wanted =
             bytes.checked_next_multiple_of(self.align).filter(|wanted| (1..=self.bytes).contains(wanted));
@@ -92,12 +92,12 @@ impl StagingRing {
         if self.used == 0 {
             self.next = 0;
         }
-        let skipped = if self.next + wanted <= self.bytes { 0 } else { self.bytes - self.next };
+        let skipped = if wanted <= self.bytes - self.next { 0 } else { self.bytes - self.next };
         let room = skipped + wanted;
         if room > self.bytes - self.used {
             return Err(Error::new(Kind::Exhausted, OPERATION)
                 .at("bytes of the ring")
-                .with("wanted", room)
+                .with("wanted", wanted)
                 .with("free", self.bytes - self.used)
                 .hint("wait until the receiver has acknowledged parts"));
         }

@@ -26,7 +26,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fallible::{reserve, vector};
 use crate::transfer::side::{Component, LayerPlaces, Place, Side, Split, Stage};
 
-/// The version of a side's bytes.
+/// The version of a side's bytes, and of the runs that two sides have.
 pub const VERSION: u32 = 1;
 
 const MARK: [u8; 8] = *b"FOREBAYT";
@@ -41,7 +41,8 @@ impl Side {
     /// The side's bytes.
     ///
     /// # Errors
-    /// [`Kind::InvalidConfig`] for a side that no plan takes, by the field; [`Kind::OutOfMemory`].
+    /// [`Kind::InvalidConfig`] for a side that no plan takes, by the field, and for one with more stages or planes than
+    /// their counts can say; [`Kind::OutOfMemory`].
     pub fn encode(&self) -> Result<Vec<u8>> {
         self.check()?;
         let mut bytes = Vec::new();

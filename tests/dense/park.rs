@@ -391,6 +391,27 @@ fn refused_copies_wait_for_the_stream_of_the_parking() {
     assert_eq!(ticket.poll(), Some(Outcome::Done));
 }
 
+/// The copies of a refused parking are enqueued by a call on another stream whose last record is refused too. The
+/// ticket of the second try still ends after them.
+#[test]
+fn a_ticket_comes_after_copies_that_no_event_is_recorded_behind() {
+    let mut rig = Clocked::new(9);
+    let [main, parking, other] = rig.streams;
+    let sequence = rig.open();
+    rig.faulty.aim(Some(5));
+    rig.cache.park(sequence, 20, parking).unwrap_err();
+    assert_eq!(rig.faulty.aim(None), Some("enqueue_pages"));
+    rig.clock.hold(other).unwrap();
+    rig.faulty.aim(Some(4));
+    rig.cache.save(other, 0).unwrap_err();
+    assert_eq!((rig.faulty.aim(None), rig.cache.stats().bytes_down), (Some("record"), 2 * 512));
+    let ticket = rig.cache.park(sequence, 20, main).unwrap();
+    assert!(!rig.reaches(main) && ticket.poll().is_none());
+    rig.clock.let_go(other).unwrap();
+    assert!(rig.reaches(main));
+    assert_eq!(ticket.poll(), Some(Outcome::Done));
+}
+
 /// Whatever call of the device is refused, the parking goes on in a second try, on another stream.
 #[test]
 fn a_parking_that_was_refused_goes_on() {

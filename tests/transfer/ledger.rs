@@ -116,7 +116,9 @@ fn control_counts_call_a_layer_ready_that_is_not() {
     // Of nothing, nothing arrives.
     assert_eq!(ledger.note(&Run { tokens: 0, token: 5, ..runs[0] }), Ok(0));
     // Rows that this rank does not get.
-    let wrong: [fn(&mut Run); 6] = [
+    let wrong: [fn(&mut Run); 8] = [
+        |run| run.to.lane = 1,
+        |run| run.to.stage = 1,
         |run| run.layer = 1,
         |run| run.component = 1,
         |run| run.token = 33,
@@ -131,5 +133,27 @@ fn control_counts_call_a_layer_ready_that_is_not() {
         assert_eq!(later.note(&run).unwrap_err().kind(), Kind::OutOfRange);
     }
     assert_eq!(later.note(&runs[0]).unwrap_err().kind(), Kind::OutOfRange, "tokens that are not sent");
-    assert_eq!(Ledger::new(&plan, (0, 1), 0..40).unwrap_err().kind(), Kind::OutOfRange);
+    let backward = std::ops::Range { start: 8, end: 0 };
+    for (rank, tokens) in [((0, 1), 0..40), ((1, 0), 0..40), ((0, 0), backward)] {
+        assert_eq!(Ledger::new(&plan, rank, tokens).unwrap_err().kind(), Kind::OutOfRange, "{rank:?}");
+    }
+}
+
+/// Runs of more tokens than a word of bits has, which begin and end inside words.
+#[test]
+fn long_runs_set_every_word_between_their_ends() {
+    let tokens = vec![("k".to_owned(), 1, 1)];
+    let one = side(&tokens, &[vec![(3, vec![0])]], (1, Split::Heads, 1, 1000), (Layout::Rows, 0, false));
+    let plan = Plan::new(&one, &one).unwrap();
+    let request = Request { tokens: 1000, replicas: [0, 0], chunks: &[] };
+    let run = |tokens| runs_of(&plan, &request, (3, tokens), Of::All).unwrap()[0];
+    let mut ledger = Ledger::new(&plan, (0, 0), 10..1000).unwrap();
+    for (tokens, fresh) in [(20..300, 280), (10..20, 10), (290..980, 680), (64..128, 0), (999..1000, 1)] {
+        assert_eq!(ledger.note(&run(tokens.clone())), Ok(fresh), "{tokens:?}");
+    }
+    let mut missing = Vec::new();
+    ledger.missing(3, |range| missing.push(range));
+    assert_eq!(missing, vec![980_u32..999]);
+    assert_eq!(ledger.note(&run(500..1000)), Ok(19));
+    assert!(ledger.is_whole());
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::map::{faults, runs_of};
 use crate::random::{Layout, Tokens, side};
-use forebay::transfer::{Chunk, Of, Plan, Request, Run, Side, Split};
+use forebay::transfer::{Chunk, Of, Plan, Request, Run, Side, Split, VERSION};
 
 fn runs(plan: &Plan, request: &Request<'_>) -> Vec<Run> {
     let of_layer = |layer| runs_of(plan, request, (layer, 0..request.tokens), Of::All).unwrap();
@@ -41,6 +41,12 @@ fn r1_goes_from_16_prefill_ranks_to_32_decode_ranks() {
     runs.iter().for_each(|run| *sent.entry(run.from.lane).or_default() += run.bytes * u64::from(run.pieces));
     assert_eq!(sent.len(), 16);
     assert_eq!(sent.values().max(), sent.values().min());
+    // Which copy sends is a part of the version: instances of two releases must agree.
+    let senders = |layer: u32| {
+        let own = runs.iter().filter(|run| run.layer == layer && run.component == 1 && run.to.page < 4);
+        own.map(|run| run.from.lane).collect::<Vec<_>>()
+    };
+    assert_eq!((VERSION, senders(0), senders(14)), (1, vec![0, 1, 2, 3], vec![14, 15, 0, 1]));
 }
 
 /// DeepSeek-V3.2 from 16 ranks that divide a batch by tokens to one of 144: a request in the middle of the batch is on
@@ -95,7 +101,10 @@ fn heads_go_from_32_ranks_to_8_and_back() {
     let request = Request { tokens: 300, replicas: [0, 0], chunks: &[] };
     assert_eq!(faults([&wide, &narrow], &request, (0, 16), |_| ()).unwrap(), None);
     let plan = Plan::new(&wide, &narrow).unwrap();
-    let mut senders: Vec<u32> = runs(&plan, &request).iter().map(|run| run.from.lane).collect();
+    let all = runs(&plan, &request);
+    let turn = all.iter().find(|run| (run.layer, run.to.lane, run.to.page) == (1, 3, 1)).unwrap();
+    assert_eq!((turn.from.lane, turn.from.page), (3 * 4 + 1, 16));
+    let mut senders: Vec<u32> = all.iter().map(|run| run.from.lane).collect();
     senders.sort_unstable();
     senders.dedup();
     assert_eq!(senders, (0..32).collect::<Vec<_>>(), "all copies take turns");

@@ -21,6 +21,8 @@ enum Rule {
     Request,
     /// By the first writer's acknowledgement.
     AnyWriter,
+    /// A writer that connects again has the number that it had.
+    Rank,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -34,9 +36,9 @@ enum Op {
     GiveBack {
         request: u8,
     },
-    /// A writer's oldest write lands.
+    /// A connection's oldest write lands.
     Land {
-        writer: u8,
+        pick: u8,
     },
     /// A writer learns of an abort, drops what it has not written, and acknowledges.
     Stop {
@@ -47,8 +49,13 @@ enum Op {
     Acknowledge {
         pick: u8,
     },
-    Destroy {
+    /// A writer connects again, while what its old connection had enqueued may still land.
+    Reconnect {
         writer: u8,
+    },
+    /// An old connection is gone, with what it had enqueued.
+    Destroy {
+        pick: u8,
     },
 }
 
@@ -58,10 +65,11 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         3 => (request(), 1_u8..4, 0_u8..8).prop_map(|(request, pages, writers)| Op::Lend { request, pages, writers }),
         3 => request().prop_map(|request| Op::GiveBack { request }),
-        4 => writer().prop_map(|writer| Op::Land { writer }),
+        4 => any::<u8>().prop_map(|pick| Op::Land { pick }),
         2 => (request(), writer()).prop_map(|(request, writer)| Op::Stop { request, writer }),
         3 => any::<u8>().prop_map(|pick| Op::Acknowledge { pick }),
-        1 => writer().prop_map(|writer| Op::Destroy { writer }),
+        1 => writer().prop_map(|writer| Op::Reconnect { writer }),
+        1 => any::<u8>().prop_map(|pick| Op::Destroy { pick }),
     ]
 }
 
@@ -74,11 +82,15 @@ struct World {
     /// The newest use of each request, and those that were not given back.
     newest: BTreeMap<u64, Fence>,
     open: BTreeSet<Fence>,
-    /// Each writer's writes that have not landed: the fence and the page.
-    writes: Vec<Vec<(Fence, u32)>>,
+    /// Each connection's writes that have not landed: the fence and the page.
+    writes: BTreeMap<u32, Vec<(Fence, u32)>>,
     /// Uses that a writer has nothing more to write for.
     done: Vec<(Fence, Writer)>,
     generation: u64,
+    /// The writer of each connection so far.
+    connections: Vec<u8>,
+    /// Old connections that still exist.
+    old: Vec<u32>,
     /// Writes that reached another request's page, or a free one.
     wrong: u32,
     /// For the rule of time: pages given back, and how many operations ago.
@@ -96,12 +108,27 @@ impl World {
             owners: BTreeMap::new(),
             newest: BTreeMap::new(),
             open: BTreeSet::new(),
-            writes: vec![Vec::new(); WRITERS as usize],
+            writes: BTreeMap::new(),
             done: Vec::new(),
             generation: 0,
+            connections: (0..WRITERS as u8).collect(),
+            old: Vec::new(),
             wrong: 0,
             aging: Vec::new(),
             reach: BTreeMap::new(),
+        }
+    }
+
+    /// The connection of a writer.
+    fn connection(&self, writer: u8) -> u32 {
+        self.connections.iter().rposition(|other| *other == writer).unwrap() as u32
+    }
+
+    /// What the receiver calls a connection.
+    fn named(&self, connection: u32) -> Writer {
+        match self.rule {
+            Rule::Rank => Writer(self.connections[connection as usize].into()),
+            _ => Writer(connection),
         }
     }
 
@@ -116,8 +143,11 @@ impl World {
         if self.open.iter().any(|fence| fence.request == request) || self.free.len() < count {
             return;
         }
-        let writers: Vec<Writer> =
-            (0..WRITERS).filter(|writer| writers & 1 << writer != 0).map(Writer).collect();
+        let connections: Vec<u32> = (0..WRITERS as u8)
+            .filter(|writer| writers & 1 << writer != 0)
+            .map(|writer| self.connection(writer))
+            .collect();
+        let writers: Vec<Writer> = connections.iter().map(|connection| self.named(*connection)).collect();
         let pages: Vec<u32> = self.free.iter().copied().take(count).collect();
         let fence = Fence { request, generation: self.generation };
         self.generation += 1;
@@ -133,7 +163,9 @@ impl World {
         for page in &pages {
             self.free.remove(page);
             self.owners.insert(*page, fence);
-            writers.iter().for_each(|writer| self.writes[writer.0 as usize].push((fence, *page)));
+            for connection in &connections {
+                self.writes.entry(*connection).or_default().push((fence, *page));
+            }
         }
         self.reach.insert(fence, (writers.into_iter().collect(), pages.into_iter().collect(), false));
         self.newest.insert(request, fence);
@@ -158,14 +190,19 @@ impl World {
         assert_eq!(self.quarantine.give_back(fence).unwrap_err().kind(), Kind::InvalidState);
     }
 
-    fn land(&mut self, writer: usize) {
-        if self.writes[writer].is_empty() {
+    fn land(&mut self, pick: usize) {
+        let busy = self.writes.iter().filter(|(_, writes)| !writes.is_empty());
+        let busy: Vec<u32> = busy.map(|(connection, _)| *connection).collect();
+        if busy.is_empty() {
             return;
         }
-        let (fence, page) = self.writes[writer].remove(0);
+        let connection = busy[pick % busy.len()];
+        let writes = self.writes.get_mut(&connection).unwrap();
+        let (fence, page) = writes.remove(0);
+        let done = writes.iter().all(|(other, _)| *other != fence);
         self.wrong += u32::from(self.owners.get(&page) != Some(&fence));
-        if self.writes[writer].iter().all(|(other, _)| *other != fence) {
-            self.done.push((fence, Writer(writer as u32)));
+        if done {
+            self.done.push((fence, self.named(connection)));
         }
     }
 
@@ -176,7 +213,9 @@ impl World {
             _ => fence,
         };
         let writers = match self.rule {
-            Rule::AnyWriter => (0..WRITERS).map(Writer).collect(),
+            Rule::AnyWriter => {
+                self.reach.get(&fence).map_or(Vec::new(), |reach| reach.0.iter().copied().collect())
+            }
             _ => vec![writer],
         };
         for writer in writers {
@@ -191,18 +230,33 @@ impl World {
         }
     }
 
+    fn destroy(&mut self, connection: u32) {
+        self.writes.remove(&connection);
+        let (writer, mut freed) = (self.named(connection), Vec::new());
+        self.quarantine.destroyed(writer, &mut freed).unwrap();
+        let mut expected = BTreeSet::new();
+        for (writers, pages, given) in self.reach.values_mut() {
+            if writers.remove(&writer) && writers.is_empty() && *given {
+                expected.extend(pages.iter().copied());
+            }
+        }
+        assert_eq!(freed.iter().copied().collect::<BTreeSet<_>>(), expected);
+        self.freed(freed);
+    }
+
     fn run(&mut self, op: Op) {
         match op {
             Op::Lend { request, pages, writers } => self.lend(request.into(), pages.into(), writers),
             Op::GiveBack { request } => self.give_back(request.into()),
-            Op::Land { writer } => self.land(writer.into()),
+            Op::Land { pick } => self.land(pick.into()),
             Op::Stop { request, writer } => {
                 let Some(fence) = self.newest.get(&u64::from(request)).copied() else { return };
                 if self.open.contains(&fence) {
                     return;
                 }
-                self.writes[usize::from(writer)].retain(|(other, _)| *other != fence);
-                self.acknowledge(fence, Writer(writer.into()));
+                let connection = self.connection(writer);
+                self.writes.entry(connection).or_default().retain(|(other, _)| *other != fence);
+                self.acknowledge(fence, self.named(connection));
             }
             Op::Acknowledge { pick } => {
                 if !self.done.is_empty() {
@@ -210,24 +264,21 @@ impl World {
                     self.acknowledge(fence, writer);
                 }
             }
-            Op::Destroy { writer } => {
-                self.writes[usize::from(writer)].clear();
-                let mut freed = Vec::new();
-                self.quarantine.destroyed(Writer(writer.into()), &mut freed).unwrap();
-                let mut expected = BTreeSet::new();
-                for (writers, pages, given) in self.reach.values_mut() {
-                    if writers.remove(&Writer(writer.into())) && writers.is_empty() && *given {
-                        expected.extend(pages.iter().copied());
-                    }
+            Op::Reconnect { writer } => {
+                self.old.push(self.connection(writer));
+                self.connections.push(writer);
+            }
+            Op::Destroy { pick } => {
+                if !self.old.is_empty() {
+                    let connection = self.old.remove(usize::from(pick) % self.old.len());
+                    self.destroy(connection);
                 }
-                assert_eq!(freed.iter().copied().collect::<BTreeSet<_>>(), expected);
-                self.freed(freed);
             }
         }
         if self.rule == Rule::Time {
             self.aging.iter_mut().for_each(|(_, age)| *age += 1);
             for (fence, _) in self.aging.extract_if(.., |(_, age)| *age > 4).collect::<Vec<_>>() {
-                for writer in (0..WRITERS).map(Writer) {
+                for writer in self.reach[&fence].0.clone() {
                     let freed = self.quarantine.drained(fence, writer);
                     self.reach.entry(fence).and_modify(|(writers, ..)| {
                         writers.remove(&writer);
@@ -248,6 +299,15 @@ impl World {
             (reached(None), reached(Some(true)))
         );
         assert!(self.quarantine.reached() <= MOST);
+        let outstanding: BTreeMap<Fence, _> = self
+            .quarantine
+            .outstanding()
+            .map(|(fence, writers, pages, given)| (fence, (writers.iter().copied().collect(), pages, given)))
+            .collect();
+        let reach = self.reach.iter().filter(|(_, (writers, ..))| !writers.is_empty());
+        let reach =
+            reach.map(|(fence, (writers, pages, given))| (*fence, (writers.clone(), pages.len(), *given)));
+        assert_eq!(outstanding, reach.collect());
     }
 }
 
@@ -271,7 +331,7 @@ fn controls_weaker_rules_let_a_late_write_through() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let lists: Vec<Vec<Op>> =
         (0..400).map(|_| prop::collection::vec(op(), 80).new_tree(&mut runner).unwrap().current()).collect();
-    for rule in [Rule::Time, Rule::Request, Rule::AnyWriter] {
+    for rule in [Rule::Time, Rule::Request, Rule::AnyWriter, Rule::Rank] {
         assert!(lists.iter().map(|ops| wrong(rule, ops)).sum::<u32>() > 0, "{rule:?}");
     }
     assert_eq!(lists.iter().map(|ops| wrong(Rule::Quarantine, ops)).sum::<u32>(), 0);

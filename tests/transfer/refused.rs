@@ -130,13 +130,14 @@ fn sides_that_do_not_agree_are_refused_and_nothing_is_converted() {
 #[test]
 fn places_that_are_interleaved_too_finely_are_refused() {
     let component =
-        |index: u32| Component { name: index.to_string(), dtype: String::new(), heads: 256, head_bytes: 1 };
+        |index: u32| Component { name: index.to_string(), dtype: String::new(), heads: 64, head_bytes: 1 };
     let place = |component: u32| Place {
         component,
         plane: 0,
         offset: component.into(),
-        token_stride: 16 * 256,
-        head_stride: 16,
+        token_stride: 64 * 64,
+        // Of two head strides every pair of heads is compared.
+        head_stride: if component.is_multiple_of(2) { 16 } else { 32 },
     };
     let stage = |layer| Stage {
         layers: vec![LayerPlaces { layer, places: (0..16).map(place).collect() }],
@@ -189,6 +190,10 @@ fn requests_that_are_not_there_are_refused() {
     ];
     for chunks in wrong {
         assert_eq!(visit(&divided, &Request { chunks, ..request }, 0, 0..40), "chunk", "{chunks:?}");
+    }
+    for of in [Of::Sender(2, 0), Of::Sender(0, 1), Of::Receiver(2, 0), Of::Receiver(0, 1)] {
+        let error = whole.runs(&request, (0, 0..40), of, |_| Ok(())).unwrap_err();
+        assert_eq!((error.kind(), error.place()), (Kind::OutOfRange, "a rank that is not there"), "{of:?}");
     }
     // The visitor's error ends the visit.
     let mut runs = 0;
