@@ -347,4 +347,10 @@ fn what_was_never_lent_cannot_be_given_back() {
     // Without writers the bound does not count.
     quarantine.lend(fence, &[1, 2, 3], &[]).unwrap();
     assert_eq!((quarantine.reached(), quarantine.give_back(fence)), (0, Ok(Some(vec![1, 2, 3]))));
+    // A late acknowledgement of a use that is over must not meet a later use.
+    for generation in [0, 1] {
+        let error = quarantine.lend(Fence { request: 8, generation }, &[1], &[Writer(0)]).unwrap_err();
+        assert_eq!((error.kind(), error.number("generation")), (Kind::InvalidState, Some(generation)));
+    }
+    quarantine.lend(Fence { request: 7, generation: 2 }, &[1], &[Writer(0)]).unwrap();
 }
