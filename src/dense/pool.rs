@@ -202,6 +202,10 @@ impl Pool {
                 config.demand(self.group, promised.reserve, promised.whole).saturating_sub(before)
             }
         };
+        self.suffices(wanted, free)
+    }
+
+    fn suffices(&self, wanted: u64, free: u32) -> Result<()> {
         match wanted <= u64::from(free) {
             true => Ok(()),
             false => {
@@ -221,13 +225,7 @@ impl Pool {
             None => need.whole.into(),
             Some(_) => config.demand(self.group, need.reserve.into(), need.whole.into()),
         };
-        match wanted <= u64::from(all) {
-            true => Ok(()),
-            false => {
-                let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
-                Err(self.pages.exhausted(wanted, all).with("group", self.group as u64))
-            }
-        }
+        self.suffices(wanted, all)
     }
 
     /// Promises what [`Pool::check`] found. A pool without a window promises nothing.

@@ -68,6 +68,13 @@ impl Ways {
     }
 }
 
+/// A plane on both sides.
+struct Pair {
+    source: Plane,
+    target: Plane,
+    ways: Ways,
+}
+
 /// The copies of one call.
 pub(super) struct Copies<'a> {
     pub e: &'a Enqueueing<'a>,
@@ -91,21 +98,20 @@ impl Copies<'_> {
         let mut batch = Batch::new(self.e.stream, self.batches);
         for (source, target) in merged(copy.planes) {
             let ends = [source.memory, target.memory].map(|memory| self.is_host(&memory));
-            let ways = self.ways(&source, &target, ends);
+            let pair = Pair { source, target, ways: self.ways(&source, &target, ends) };
             if ends == [true, true] {
-                runs(copy.pages)
-                    .try_for_each(|run| self.by_parts(&mut batch, &source, &target, &ways, &run))?;
+                runs(copy.pages).try_for_each(|run| self.by_parts(&mut batch, &pair, &run))?;
                 continue;
             }
             let mut short = false;
             for run in runs(copy.pages) {
-                match ways.at_once(&run) < self.engine_bytes {
+                match pair.ways.at_once(&run) < self.engine_bytes {
                     true => short = true,
-                    false => self.by_engine(&mut batch, &source, &target, &ways, &run)?,
+                    false => self.by_engine(&mut batch, &pair, &run)?,
                 }
             }
             if short {
-                self.gather(&mut waiting, &source, &target, ways, copy.pages)?;
+                self.gather(&mut waiting, &pair, copy.pages)?;
             }
         }
         batch.enqueue(self.e)?;
@@ -126,9 +132,7 @@ impl Copies<'_> {
     fn gather(
         &self,
         waiting: &mut Option<Waiting>,
-        source: &Plane,
-        target: &Plane,
-        ways: Ways,
+        &Pair { source, target, ways }: &Pair,
         pages: &[(u32, u32)],
     ) -> DriverResult {
         if let Some(full) = waiting
@@ -195,14 +199,8 @@ impl Copies<'_> {
     }
 
     /// Copies a run by a copy engine: in one copy, where no end crosses the end of a registration.
-    fn by_engine(
-        &self,
-        batch: &mut Batch<'_>,
-        source: &Plane,
-        target: &Plane,
-        ways: &Ways,
-        run: &Run,
-    ) -> DriverResult {
+    fn by_engine(&self, batch: &mut Batch<'_>, pair: &Pair, run: &Run) -> DriverResult {
+        let Pair { source, target, ways } = pair;
         let (from, to) = (place(source, run.from), place(target, run.to));
         let strides = [source.stride, target.stride];
         let extent = |stride: u64| stride * u64::from(run.count - 1) + ways.bytes;
@@ -210,21 +208,15 @@ impl Copies<'_> {
             |at: Handle, stride: u64| left(self.stretches, at).is_none_or(|left| extent(stride) <= left);
         let narrow = strides.iter().all(|stride| *stride < PITCH_MAX);
         if ways.whole || run.count == 1 || !narrow || !fits(from, source.stride) || !fits(to, target.stride) {
-            return self.by_parts(batch, source, target, ways, run);
+            return self.by_parts(batch, pair, run);
         }
         let copy = Copy2d::new([from, to], strides, ways.bytes, run.count.into());
         self.e.current.copy_2d(&copy, self.e.stream)
     }
 
     /// Copies a run in as few parts as pages and registrations allow.
-    fn by_parts(
-        &self,
-        batch: &mut Batch<'_>,
-        source: &Plane,
-        target: &Plane,
-        ways: &Ways,
-        run: &Run,
-    ) -> DriverResult {
+    fn by_parts(&self, batch: &mut Batch<'_>, pair: &Pair, run: &Run) -> DriverResult {
+        let Pair { source, target, ways } = pair;
         let (count, bytes) = if ways.whole { (1, ways.at_once(run)) } else { (run.count, ways.bytes) };
         for page in 0..count {
             let (from, to) = (place(source, run.from + page), place(target, run.to + page));
