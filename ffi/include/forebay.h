@@ -2598,7 +2598,8 @@ fb_status fb_dense_truncate(struct fb_dense *dense,
 // Parks a sequence: its rows go to the host's tier, and its device pages are free for others when the call returns.
 // `accepted` is how many rows of its last step count, as in fb_dense_prepare; the others are rejected. fb_dense_resume
 // brings it back. Until then it can be extended and closed. `stream` copies the pages that have no copy on the host
-// yet; it is as for fb_dense_close. `ticket` may be NULL; otherwise it receives the ticket of these copies. Nothing
+// yet; it is ordered as for fb_dense_close, and should be a stream of copies, not of steps: it waits for all copies to
+// the host that were enqueued before. `ticket` may be NULL; otherwise it receives the ticket of these copies. Nothing
 // needs to wait for it.
 //
 // FB_INVALID_STATE for a sequence that is parked, or whose step failed (truncate it first). FB_BUSY while work of the

@@ -17,10 +17,11 @@
 //! |---|---|---|
 //! | a page goes down | up | the host page, which one may still read; the device page, which one may still fill |
 //! | a page comes up | down | the host page, which one may still fill; the device page, which one may still read |
-//! | a step, fork or truncation takes a device page | down | the page, which a copy or a parked one's engine reads |
+//! | a step, a fork or a truncation takes a device page | down | the page, which a copy down may still read |
 //! | a sequence shares a device page | up | the page, which a copy up may still fill |
 //!
-//! A batch that the host has seen complete needs no wait.
+//! A batch that the host has seen complete needs no wait. A parking begins with a batch down without copies, and gives
+//! all its pages that number: who takes one waits for what the engine had enqueued for the sequence, and others do not.
 //!
 //! **Write-back.** With `Save::Evicted` a page that goes is copied down first. Some calls that take pages name no
 //! stream. So the copy is noted, and the next call that takes pages, copies or begins a step on a stream enqueues it

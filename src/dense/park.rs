@@ -15,8 +15,9 @@
 //! copies up either. All other pages, the last and partial one among them, get host pages of their own.
 //!
 //! **Order** is that of all copies between the tiers (`moves`). The device pages are free at once: who takes one writes
-//! to it behind the copy, and behind what the engine had enqueued for the sequence. Other steps wait for neither. A
-//! step in flight would still write to the pages, so parking needs an idle sequence.
+//! to it behind the copy, and behind what the engine had enqueued for the sequence. Other steps wait for neither,
+//! except that with `Save::Evicted` a step that evicts a page copies it behind them. A step in flight would still write
+//! to the pages, so parking needs an idle sequence.
 //!
 //! A parked sequence keeps its place among [`Config::sequences`](crate::dense::Config::sequences).
 

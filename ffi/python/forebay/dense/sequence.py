@@ -136,7 +136,8 @@ class Sequence(SequenceBase):
         Args:
             accepted: how many rows of its last step count, as in `Cache.prepare`; the others are rejected.
             stream: copies the pages that have no copy on the host yet. It is ordered after the engine's own work on the
-                sequence.
+                sequence. It should be a stream of copies, not of steps: it waits for all copies to the host that were
+                enqueued before.
 
         Returns:
             The ticket of these copies. Nothing needs to wait for it.
