@@ -19,3 +19,5 @@ mod side_bytes;
 mod staging;
 #[path = "transfer/wire.rs"]
 mod wire;
+#[path = "transfer/world/mod.rs"]
+mod world;

@@ -10,6 +10,7 @@ mod skip;
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::hint::spin_loop;
+use std::io::Read;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -228,7 +229,13 @@ fn fed(arguments: &[&str], pipe: &str, input: &[u8]) -> Output {
             let _ = fs::write(pipe, input);
         });
         let output = forebay(arguments).output().unwrap();
-        let _met = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(pipe).unwrap();
+        let mut met =
+            OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(pipe).unwrap();
+        // It is emptied, because a writer that has not yet seen that the command has left goes on waiting for room.
+        while !writer.is_finished() {
+            let _ = met.read(&mut [0; 4096]);
+            std::thread::yield_now();
+        }
         writer.join().unwrap();
         output
     })

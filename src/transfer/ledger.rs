@@ -87,6 +87,33 @@ impl Ledger {
     /// # Errors
     /// [`Kind::OutOfRange`] for a run of rows that this rank does not get; it changes nothing.
     pub fn note(&mut self, run: &Run) -> Result<u64> {
+        let (rows, heads, tokens) = self.place(run)?;
+        let mut fresh = 0;
+        for head in heads {
+            let first = rows.first + head as usize * self.words;
+            fresh += u64::from(set(&mut self.bits[first..first + self.words], tokens.clone()));
+        }
+        let place = self.layers.partition_point(|layer| layer.layer < run.layer);
+        if let Some(layer) = self.layers.get_mut(place) {
+            layer.missing -= fresh;
+        }
+        Ok(fresh)
+    }
+
+    /// Whether all rows of a run have arrived.
+    ///
+    /// # Errors
+    /// As [`Ledger::note`].
+    pub fn has(&self, run: &Run) -> Result<bool> {
+        let (rows, mut heads, tokens) = self.place(run)?;
+        Ok(heads.all(|head| {
+            let first = rows.first + head as usize * self.words;
+            masks(tokens.clone()).all(|(word, mask)| self.bits[first + word] & mask == mask)
+        }))
+    }
+
+    /// The rows of a run's component, its heads, and its tokens counted from the first one here.
+    fn place(&self, run: &Run) -> Result<(Rows, Range<u32>, Range<u32>)> {
         let wrong =
             |place, value: u64| Err(Error::new(Kind::OutOfRange, OPERATION).at(place).with("given", value));
         if (run.to.stage, run.to.lane) != self.rank {
@@ -105,22 +132,18 @@ impl Ledger {
             return wrong("heads of a run", run.head.into());
         };
         let tokens = run.token - self.tokens.start..end - self.tokens.start;
-        let mut fresh = 0;
-        for head in run.head..last {
-            let first = rows.first + head as usize * self.words;
-            fresh += u64::from(set(&mut self.bits[first..first + self.words], tokens.clone()));
-        }
-        let place = self.layers.partition_point(|layer| layer.layer < run.layer);
-        if let Some(layer) = self.layers.get_mut(place) {
-            layer.missing -= fresh;
-        }
-        Ok(fresh)
+        Ok((rows, run.head..last, tokens))
     }
 
     /// Whether all rows of a layer have arrived. A layer of which this rank gets nothing is ready.
     pub fn is_ready(&self, layer: u32) -> bool {
         let place = self.layers.partition_point(|other| other.layer < layer);
         self.layers.get(place).is_none_or(|other| other.layer != layer || other.missing == 0)
+    }
+
+    /// The layers of which this rank gets rows, ascending.
+    pub fn layers(&self) -> impl Iterator<Item = u32> + '_ {
+        self.layers.iter().map(|layer| layer.layer)
     }
 
     /// Whether all rows of all layers have arrived.
@@ -137,7 +160,7 @@ impl Ledger {
         }
         let mut from = None;
         for token in self.tokens.clone() {
-            let (word, bit) = place(token - self.tokens.start);
+            let (word, bit) = bit_of(token - self.tokens.start);
             let there = of_layer().all(|rows| {
                 (0..rows.heads as usize)
                     .all(|head| self.bits[rows.first + head * self.words + word] & bit != 0)
@@ -158,25 +181,28 @@ impl Ledger {
 }
 
 /// The word and the bit of a token.
-const fn place(token: u32) -> (usize, u64) {
+const fn bit_of(token: u32) -> (usize, u64) {
     ((token / u64::BITS) as usize, 1 << (token % u64::BITS))
+}
+
+/// The words that have bits of a range, and these bits.
+fn masks(range: Range<u32>) -> impl Iterator<Item = (usize, u64)> {
+    let words = if range.is_empty() { 0..0 } else { range.start / u64::BITS..range.end.div_ceil(u64::BITS) };
+    words.map(move |number| {
+        let begin = number * u64::BITS;
+        let (from, to) = (range.start.saturating_sub(begin), (range.end - begin).min(u64::BITS));
+        (number as usize, (u64::MAX >> (u64::BITS - (to - from))) << from)
+    })
 }
 
 /// Sets the bits of a range. Returns how many were not set.
 fn set(words: &mut [u64], range: Range<u32>) -> u32 {
-    let (first, last) = ((range.start / u64::BITS) as usize, range.end.div_ceil(u64::BITS) as usize);
-    if range.is_empty() {
-        return 0;
-    }
     let mut fresh = 0;
-    let own = words.get_mut(first..last).unwrap_or_default();
-    for (number, word) in (first as u32..).zip(own) {
-        let begin = number * u64::BITS;
-        let from = range.start.saturating_sub(begin);
-        let to = (range.end - begin).min(u64::BITS);
-        let mask = (u64::MAX >> (u64::BITS - (to - from))) << from;
-        fresh += (mask & !*word).count_ones();
-        *word |= mask;
+    for (number, mask) in masks(range) {
+        if let Some(word) = words.get_mut(number) {
+            fresh += (mask & !*word).count_ones();
+            *word |= mask;
+        }
     }
     fresh
 }

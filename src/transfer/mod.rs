@@ -16,18 +16,30 @@
 //! request. It converts nothing: other numbers, heads or sizes are refused. The protocol and the copies are not built
 //! yet.
 
+mod digest;
+mod frames;
 mod ledger;
+mod pairing;
 mod plan;
 mod quarantine;
+pub mod receiver;
 mod runs;
+pub mod sender;
 mod side;
 mod staging;
 mod wire;
 
+pub use digest::digest;
+pub use frames::{
+    Answer, Digests, FRAME_MAX, Frame, Grant, Greeting, LANDING_MAX, List, Notice, PAYLOAD_MAX, Payload,
+    Rank, Reason, Rows,
+};
 pub use ledger::Ledger;
 pub use plan::Plan;
 pub use quarantine::{Fence, Quarantine, Writer};
+pub use receiver::Receiver;
 pub use runs::{Chunk, End, Of, Request, Run};
+pub use sender::Sender;
 pub use side::{Component, LayerPlaces, Place, Side, Split, Stage};
 pub use staging::{Part, StagingRing};
 pub use wire::VERSION;

@@ -80,6 +80,55 @@ impl Plan {
         Ok(Plan { source: source.shape(), target: target.shape(), pairs })
     }
 
+    /// Visits the ranks of the sender of which a rank of the receiver gets rows of a long enough request, by stage and
+    /// lane.
+    ///
+    /// # Errors
+    /// [`Kind::OutOfRange`] for a rank that is not there.
+    pub fn senders(&self, (stage, lane): (u32, u32), mut visit: impl FnMut((u32, u32))) -> Result<()> {
+        self.target.check_rank(stage, lane)?;
+        self.each_rank(&self.source, |from| self.meet(from, (stage, lane)), &mut visit);
+        Ok(())
+    }
+
+    /// Visits the ranks of the receiver that get rows from a rank of the sender, by stage and lane.
+    ///
+    /// # Errors
+    /// As [`Plan::senders`].
+    pub fn receivers(&self, (stage, lane): (u32, u32), mut visit: impl FnMut((u32, u32))) -> Result<()> {
+        self.source.check_rank(stage, lane)?;
+        self.each_rank(&self.target, |to| self.meet((stage, lane), to), &mut visit);
+        Ok(())
+    }
+
+    /// Whether a layer is sent.
+    pub(super) fn sends(&self, layer: u32) -> bool {
+        self.pairs.binary_search_by_key(&layer, |pair| pair.layer).is_ok()
+    }
+
+    fn each_rank(
+        &self,
+        side: &Shape,
+        meets: impl Fn((u32, u32)) -> bool,
+        visit: &mut impl FnMut((u32, u32)),
+    ) {
+        for stage in 0..side.stages {
+            (0..side.width).map(|lane| (stage, lane)).filter(|rank| meets(*rank)).for_each(&mut *visit);
+        }
+    }
+
+    /// Whether a rank of the sender has heads of a pair that a rank of the receiver gets.
+    fn meet(&self, from: (u32, u32), to: (u32, u32)) -> bool {
+        self.pairs.iter().filter(|pair| (pair.from_stage, pair.to_stage) == (from.0, to.0)).any(|pair| {
+            let heads = |side: &Shape, lane| {
+                let first = side.first_head(pair.heads, lane);
+                first..first + side.heads(pair.heads)
+            };
+            let (from, to) = (heads(&self.source, from.1), heads(&self.target, to.1));
+            from.start < to.end && to.start < from.end
+        })
+    }
+
     /// The numbers of the layers that are sent, ascending.
     pub fn layers(&self) -> impl Iterator<Item = u32> + '_ {
         self.pairs.chunk_by(|a, b| a.layer == b.layer).filter_map(|pairs| Some(pairs.first()?.layer))

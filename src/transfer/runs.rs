@@ -17,6 +17,7 @@
 use std::ops::Range;
 
 use crate::error::{Error, Kind, Result};
+use crate::fallible::reserve;
 use crate::transfer::plan::{Pair, Plan};
 use crate::transfer::side::{OPERATION, Place, Shape, Split};
 
@@ -52,6 +53,8 @@ pub enum Of {
     Sender(u32, u32),
     /// Those that a rank of the receiver gets.
     Receiver(u32, u32),
+    /// Those that the first rank, of the sender, sends to the second one.
+    Between((u32, u32), (u32, u32)),
 }
 
 /// One end of a run, in the request's replica of its side.
@@ -99,6 +102,24 @@ pub struct Run {
     pub pieces: u32,
 }
 
+impl Run {
+    /// All its bytes.
+    pub fn total(&self) -> u64 {
+        self.bytes.saturating_mul(self.pieces.into())
+    }
+}
+
+/// The first bytes of a buffer, as many as a run has; it grows if it is too small.
+pub(super) fn room<'a>(buffer: &'a mut Vec<u8>, run: &Run) -> Result<&'a mut [u8]> {
+    let bytes = usize::try_from(run.total()).unwrap_or(usize::MAX);
+    if buffer.len() < bytes {
+        let more = bytes - buffer.len();
+        reserve(buffer, more, OPERATION, "bytes of a run")?;
+        buffer.resize(bytes, 0);
+    }
+    Ok(buffer.get_mut(..bytes).unwrap_or_default())
+}
+
 /// Where consecutive tokens of the sender are.
 struct Stretch {
     lane: u32,
@@ -135,6 +156,10 @@ impl Plan {
             Of::All => {}
             Of::Sender(stage, lane) => self.source.check_rank(stage, lane)?,
             Of::Receiver(stage, lane) => self.target.check_rank(stage, lane)?,
+            Of::Between(from, to) => {
+                self.source.check_rank(from.0, from.1)?;
+                self.target.check_rank(to.0, to.1)?;
+            }
         }
         let first = self.pairs.partition_point(|pair| pair.layer < layer);
         let of_layer = || self.pairs.iter().skip(first).take_while(|pair| pair.layer == layer);
@@ -142,13 +167,16 @@ impl Plan {
             return Err(out_of_range("layer").with("layer", layer));
         }
         let mut visit = |run: Run| match of {
-            Of::Sender(_, lane) if run.from.lane != lane => Ok(()),
+            Of::Sender(_, lane) | Of::Between((_, lane), _) if run.from.lane != lane => Ok(()),
             _ => visit(run),
         };
         for pair in of_layer() {
             let (stage, own) = match of {
                 Of::Receiver(stage, lane) => (pair.to_stage == stage, Some(lane)),
                 Of::Sender(stage, _) => (pair.from_stage == stage, None),
+                Of::Between((from, _), (to, lane)) => {
+                    (pair.from_stage == from && pair.to_stage == to, Some(lane))
+                }
                 Of::All => (true, None),
             };
             for lane in (0..self.target.width).filter(|lane| stage && own.is_none_or(|own| own == *lane)) {

@@ -7,8 +7,8 @@ use forebay::Result;
 use forebay::transfer::{Component, Of, Place, Plan, Request, Run, Side, Split};
 
 /// A page of a rank of the request's replica: stage, lane, chunk (of a side that divides tokens), page, plane.
-type Key = (u32, u32, u32, u32, u32);
-type Pages = HashMap<Key, Vec<u8>>;
+pub type Key = (u32, u32, u32, u32, u32);
+pub type Pages = HashMap<Key, Vec<u8>>;
 
 /// What a byte of a row holds, by its whole name.
 fn stamp(layer: u32, name: &str, head: usize, token: u32, byte: u64) -> u8 {
@@ -47,8 +47,8 @@ fn tokens(side: &Side, request: &Request<'_>) -> Vec<(u32, u32, Vec<Option<u32>>
     stored
 }
 
-/// Visits every byte of a replica's rows: its page, its offset there, its token and what it holds.
-fn each(side: &Side, request: &Request<'_>, mut visit: impl FnMut(Key, u64, u32, u8)) {
+/// Visits every byte of a replica's rows: its page, its offset there, its layer and token, and what it holds.
+pub fn each(side: &Side, request: &Request<'_>, mut visit: impl FnMut(Key, u64, (u32, u32), u8)) {
     let stored = tokens(side, request);
     for (stage, layers) in (0..).zip(&side.stages) {
         for of in &layers.layers {
@@ -65,7 +65,7 @@ fn each(side: &Side, request: &Request<'_>, mut visit: impl FnMut(Key, u64, u32,
                                 for byte in 0..component.head_bytes {
                                     let key = (stage, *lane, *chunk, page as u32, plane);
                                     let holds = stamp(of.layer, &component.name, *head, token, byte);
-                                    visit(key, first + byte, token, holds);
+                                    visit(key, first + byte, (of.layer, token), holds);
                                 }
                             }
                         }
@@ -169,7 +169,7 @@ pub fn faults(
         }
     }
     let mut wrong = None;
-    each(target, request, |key, at, token, holds| {
+    each(target, request, |key, at, (_, token), holds| {
         let written = writes.get_mut(&key).map_or(0, |page| std::mem::take(&mut page[at as usize]));
         let found = got.get(&key).map_or(0xEE, |page| page[at as usize]);
         let wanted = u8::from(token >= from);

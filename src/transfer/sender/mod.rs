@@ -1,0 +1,514 @@
+//! The sender's machine: one rank of a prefill instance.
+//!
+//! It does no I/O and knows no clock. Frames, times and what the engine has computed go in; frames and actions come
+//! out of [`Sender::poll`]. It reads rows through a [`Source`], for their digests alone.
+//!
+//! # A request's way
+//!
+//! | what happens | the sender |
+//! |---|---|
+//! | [`Sender::begin`] | knows the request |
+//! | a grant comes, before or after that | tells what is computed, and from then on each part at once |
+//! | [`Sender::computed`] | tells the parts of all requests of the call in one notice for each receiver |
+//! | an answer | releases parts that all receivers have; sends failed runs again |
+//! | [`Sender::finish`] | knows that nothing more comes; a short prompt is told only now, in one notice |
+//! | all receivers have ended | [`Event::Ended`] |
+//!
+//! **Nothing is sent without a grant.** Decode gives pages first. Rows that are computed before are held.
+//!
+//! **Parts are held until they are answered**, because the receiver reads them from where they are. A part of several
+//! receivers is released when the last one has answered or ended.
+//!
+//! **Writers from afar** ([`Action::Write`]) write rows first, and tell them when they are written. After an end the
+//! sender says *drained* once none of the fence's writes is in flight. A grant that comes after its end is none.
+//!
+//! **Lost messages.** What is not answered within [`Options::resend`] is sent again, under its number. A grant that
+//! comes again has the same effect at once. A connection that has not answered within [`Options::patience`] is to be
+//! closed. A request that failed has to begin again before it is granted again.
+//!
+//! **Costs.** A message is a look at the runs of its rows, twice: once to count, once for digests. A request takes
+//! memory for its parts and jobs; a run takes none.
+
+mod heard;
+mod line;
+mod poll;
+mod request;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, Kind, Result};
+use crate::transfer::frames::{FRAME_MAX, Frame, NOTICE, PART, PAYLOAD_MAX, Rank, Reason};
+use crate::transfer::pairing::{Own, Role};
+use crate::transfer::plan::Plan;
+use crate::transfer::quarantine::Fence;
+use crate::transfer::runs::{Of, Request, Run};
+use crate::transfer::side::{Side, Split};
+use line::{Job, Line, What};
+use request::{Held, Sending};
+
+pub use request::Computed;
+
+const OPERATION: &str = "transfer sender";
+/// The most runs of a job.
+const RUNS_MAX: usize = (FRAME_MAX - NOTICE - PART) / 8;
+/// How many ended requests are remembered, so that late grants are refused.
+const REMEMBERED: usize = 1 << 10;
+
+/// How a sender behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Prompts of at most so many tokens are told at once when they are finished. 0 for none.
+    pub bulk_tokens: u32,
+    /// The most bytes of rows a second; 0 for no limit.
+    pub bytes_per_second: u64,
+    /// How often a run is sent again.
+    pub repeats: u32,
+    /// After how long a message that was not answered is sent again.
+    pub resend: Duration,
+    /// After how long without an answer a connection is closed.
+    pub patience: Duration,
+    /// The most requests at a time; and as many grants of requests that have not begun.
+    pub requests: u32,
+    /// The most parts that a receiver's answers may name before they are read; sent in the hello.
+    pub window: u32,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            bulk_tokens: 256,
+            bytes_per_second: 0,
+            repeats: 3,
+            resend: Duration::from_millis(200),
+            patience: Duration::from_secs(5),
+            requests: 1 << 12,
+            window: 1 << 10,
+        }
+    }
+}
+
+/// Where a sender's rows are read for their digests.
+pub trait Source {
+    /// Copies a run's pieces, one after another, into `into`.
+    ///
+    /// # Errors
+    /// Any: the request fails.
+    fn read(&mut self, origin: u64, run: &Run, into: &mut [u8]) -> Result<()>;
+}
+
+/// What a sender wants done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Send the frame, whose bytes are in the buffer of the call.
+    Frame {
+        /// On this connection.
+        link: u32,
+    },
+    /// Write a part's runs to the receiver's landing pages, and say [`Sender::written`].
+    Write {
+        /// The connection.
+        link: u32,
+        /// The write.
+        write: u64,
+        /// The use of pages, as granted.
+        fence: Fence,
+        /// The rows; its tokens are those to write.
+        rows: Computed,
+        /// The runs to write, by index; none means all.
+        some: Option<Vec<u32>>,
+    },
+    /// Close a connection whose other end has not answered in time, and say [`Sender::disconnect`].
+    Close {
+        /// The connection.
+        link: u32,
+    },
+    /// Something has happened.
+    Event(Event),
+}
+
+/// What has happened to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A receiver has granted.
+    Granted {
+        /// The request.
+        request: u64,
+        /// The connection.
+        link: u32,
+        /// The use of pages.
+        fence: Fence,
+        /// The first token that is wanted.
+        first: u32,
+        /// The receiver's pages for a writer from afar.
+        landing: Vec<u32>,
+    },
+    /// Nothing needs these rows any more: their memory may be used again.
+    Released {
+        /// The request.
+        request: u64,
+        /// Where they are.
+        origin: u64,
+    },
+    /// The request is over on this rank: all receivers have it, or it failed. Its rows have been released before.
+    Ended {
+        /// The request.
+        request: u64,
+        /// Why.
+        reason: Reason,
+    },
+}
+
+/// A grant of a request that has not begun.
+#[derive(Debug)]
+struct Early {
+    link: u32,
+    fence: Fence,
+    tokens: u32,
+    first: u32,
+    replica: u32,
+    landing: Vec<u32>,
+    /// Whether the receiver has all it wants already.
+    done: bool,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Sender {
+    own: Own,
+    /// Whether this side divides tokens.
+    divides: bool,
+    options: Options,
+    lines: Vec<Line>,
+    requests: BTreeMap<u64, Sending>,
+    early: Vec<Early>,
+    ended: VecDeque<(u64, Reason)>,
+    events: VecDeque<Event>,
+    /// When the next rows may be told.
+    pace: Duration,
+    /// The line that is looked at first.
+    turn: usize,
+    /// A run's bytes, and the digests of a job.
+    bytes: Vec<u8>,
+    digests: Vec<(u32, u32)>,
+}
+
+impl Sender {
+    /// A rank of a sending instance, without connections.
+    ///
+    /// # Errors
+    /// Those of [`Side::encode`]; [`Kind::OutOfRange`] for a rank that the side does not have; [`Kind::InvalidConfig`]
+    /// for a window of nothing.
+    pub fn new(side: Side, rank: Rank, options: Options) -> Result<Sender> {
+        if options.window == 0 {
+            return Err(Error::new(Kind::InvalidConfig, OPERATION).at("window"));
+        }
+        Ok(Sender {
+            divides: side.split == Split::Tokens,
+            own: Own::new(side, rank, Role::Sender)?,
+            options,
+            lines: Vec::new(),
+            requests: BTreeMap::new(),
+            early: Vec::new(),
+            ended: VecDeque::new(),
+            events: VecDeque::new(),
+            pace: Duration::ZERO,
+            turn: 0,
+            bytes: Vec::new(),
+            digests: Vec::new(),
+        })
+    }
+
+    /// A connection to a rank of a receiving instance. `far` says that rows are written to its memory from here.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidState`] for a number that another connection has now.
+    pub fn connect(&mut self, link: u32, far: bool) -> Result<()> {
+        if self.lines.iter().any(|line| line.link == link) {
+            return Err(Error::new(Kind::InvalidState, OPERATION)
+                .at("a connection twice")
+                .with("link", link));
+        }
+        let mut line = Line::new(link, far);
+        let mut hello = Vec::new();
+        self.own.greet(self.options.window, &mut hello);
+        line.frames.push_back(hello);
+        self.lines.push(line);
+        Ok(())
+    }
+
+    /// A connection is gone, and with it everything that could be written through it. Requests that have pages of it
+    /// fail.
+    pub fn disconnect(&mut self, link: u32) {
+        let Some(index) = self.lines.iter().position(|line| line.link == link) else { return };
+        self.lines.remove(index);
+        self.early.retain(|early| early.link != link);
+        let mut lost = Vec::new();
+        for (request, sending) in &mut self.requests {
+            for grant in sending.grants.iter_mut().filter(|grant| grant.link == link) {
+                if grant.ended.replace(grant.ended.unwrap_or(Reason::PeerLost)).is_none() {
+                    lost.push(*request);
+                }
+                grant.drained = true;
+            }
+        }
+        lost.into_iter().for_each(|request| self.fail(request, Reason::PeerLost));
+        self.clear();
+    }
+
+    /// A request whose prompt is computed here. At `deadline` it fails, if it is not over by then: not all receivers
+    /// may have granted.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidState`] for one that has begun and not ended; [`Kind::Exhausted`]; [`Kind::OutOfRange`] for one
+    /// of no tokens.
+    pub fn begin(&mut self, request: u64, tokens: u32, deadline: Option<Duration>) -> Result<()> {
+        let wrong = |kind, place| Err(Error::new(kind, OPERATION).at(place).with("request", request));
+        if self.requests.contains_key(&request) {
+            return wrong(Kind::InvalidState, "a request that has begun");
+        }
+        if self.requests.len() >= self.options.requests as usize {
+            return wrong(Kind::Exhausted, "requests");
+        }
+        if tokens == 0 {
+            return wrong(Kind::OutOfRange, "tokens");
+        }
+        self.ended.retain(|(ended, _)| *ended != request);
+        self.requests.insert(request, Sending::new(tokens, deadline));
+        let all = std::mem::take(&mut self.early).into_iter();
+        let (own, others): (Vec<_>, Vec<_>) = all.partition(|early| early.fence.request == request);
+        self.early = others;
+        own.into_iter().try_for_each(|early| match early.done {
+            true => self.ended_early(early.link, early.fence),
+            false => self.grant(early),
+        })
+    }
+
+    fn sending(&mut self, request: u64) -> Result<&mut Sending> {
+        self.requests.get_mut(&request).ok_or_else(|| {
+            Error::new(Kind::Closed, OPERATION).at("a request that is over").with("request", request)
+        })
+    }
+
+    /// Rows that the engine has computed and that are complete in memory. The parts of one call are told together.
+    /// Each row of a request is given once. Of a request that has failed they are released at once.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`] for a request that is not known or over; [`Kind::OutOfRange`] for tokens that it does not have,
+    /// for a chunk where the sender does not divide tokens, none where it does, and one that does not cover the
+    /// tokens; [`Kind::InvalidState`] after [`Sender::finish`]. The parts before the wrong one are taken.
+    pub fn computed(&mut self, parts: &[Computed]) -> Result<()> {
+        parts.iter().try_for_each(|part| self.take_part(part))
+    }
+
+    fn take_part(&mut self, part: &Computed) -> Result<()> {
+        let (divides, request) = (self.divides, part.request);
+        let sending = self.sending(request)?;
+        let wrong = |kind, place| Err(Error::new(kind, OPERATION).at(place).with("layer", part.layer));
+        if sending.finished {
+            return wrong(Kind::InvalidState, "a part of a finished request");
+        }
+        if part.tokens.is_empty() || part.tokens.end > sending.tokens || divides != part.chunk.is_some() {
+            return wrong(Kind::OutOfRange, "tokens and chunk of a part");
+        }
+        let receivers = sending.target.as_ref().map_or(0, |target| target.receivers);
+        sending.parts.push(Held { computed: part.clone(), waiting: receivers, released: false });
+        let index = sending.parts.len() - 1;
+        if sending.failed.is_some() {
+            return Ok(());
+        }
+        let grants: Vec<_> =
+            sending.grants.iter().map(|g| (g.link, g.fence, g.first, g.ended.is_some())).collect();
+        for (link, fence, first, ended) in grants {
+            match ended {
+                true => self.answered(request, index),
+                false => self.queue(request, index, (link, fence, first))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A payload for all receivers of a request: its first token, hidden state, passes of drafts.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`]; [`Kind::OutOfRange`] for more than [`PAYLOAD_MAX`] bytes; [`Kind::InvalidState`] for a kind
+    /// that it has already, and after [`Sender::finish`].
+    pub fn payload(&mut self, request: u64, kind: u8, bytes: &[u8]) -> Result<()> {
+        let sending = self.sending(request)?;
+        let wrong = |kind, place| Err(Error::new(kind, OPERATION).at(place).with("request", request));
+        if bytes.len() > PAYLOAD_MAX {
+            return wrong(Kind::OutOfRange, "bytes of a payload");
+        }
+        if sending.finished || sending.payloads.iter().any(|(other, _)| *other == kind) {
+            return wrong(Kind::InvalidState, "a payload twice, or after the end");
+        }
+        sending.payloads.push((kind, bytes.to_vec()));
+        let index = sending.payloads.len() - 1;
+        let grants: Vec<_> = sending.open().map(|grant| (grant.link, grant.fence)).collect();
+        for (link, fence) in grants {
+            self.push(link, Job { request, fence, what: What::Payload(index), attempts: 0 });
+        }
+        Ok(())
+    }
+
+    /// The engine has given all rows and payloads of a request.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`].
+    pub fn finish(&mut self, request: u64) -> Result<()> {
+        self.sending(request)?.finished = true;
+        self.clear();
+        Ok(())
+    }
+
+    /// Gives a request up. Its receivers are told, and its rows are held until they have answered.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`].
+    pub fn abort(&mut self, request: u64) -> Result<()> {
+        self.sending(request)?;
+        self.fail(request, Reason::Aborted);
+        self.clear();
+        Ok(())
+    }
+
+    /// A write that [`Action::Write`] asked for has ended; nothing of it will land later. `failed` says that it did not
+    /// write everything.
+    pub fn written(&mut self, link: u32, write: u64, failed: bool) {
+        let Some(line) = self.lines.iter_mut().find(|line| line.link == link) else { return };
+        let Some(index) = line.writing.iter().position(|(number, _)| *number == write) else { return };
+        let (_, job) = line.writing.remove(index);
+        let (request, fence) = (job.request, job.fence);
+        let open = self.requests.get(&request).is_some_and(|sending| {
+            let mut open = sending.open();
+            sending.failed.is_none() && open.any(|grant| (grant.fence, grant.link) == (fence, link))
+        });
+        match job.what {
+            What::Rows { part, .. } if !open => self.answered(request, part),
+            _ => line.ready.push_back(job),
+        }
+        if failed {
+            self.fail(request, Reason::PeerLost);
+        }
+        self.drain(request, fence, link);
+        self.clear();
+    }
+
+    fn push(&mut self, link: u32, job: Job) {
+        if let Some(line) = self.lines.iter_mut().find(|line| line.link == link) {
+            line.push(job);
+        }
+    }
+
+    /// Queues a part's rows for a receiver, in as many jobs as their runs need.
+    fn queue(&mut self, request: u64, index: usize, (link, fence, first): (u32, Fence, u32)) -> Result<()> {
+        let (Some(sending), Some(line)) =
+            (self.requests.get_mut(&request), self.lines.iter_mut().find(|line| line.link == link))
+        else {
+            return Ok(());
+        };
+        let (Some(held), Some(peer)) = (sending.parts.get_mut(index), &line.peer) else { return Ok(()) };
+        let paired = Arc::clone(&peer.paired);
+        let between =
+            Of::Between((self.own.rank.stage, self.own.rank.lane), (peer.rank.stage, peer.rank.lane));
+        let tokens = held.computed.tokens.start.max(first)..held.computed.tokens.end;
+        let mut ranges = vec![tokens];
+        let mut jobs: u32 = 0;
+        while let Some(tokens) = ranges.pop() {
+            let runs = count(&paired.plan, &held.computed, &tokens, between)?;
+            if runs > RUNS_MAX && tokens.len() > 1 {
+                let half = tokens.start + tokens.len() as u32 / 2;
+                ranges.extend([half..tokens.end, tokens.start..half]);
+            } else if runs > 0 {
+                let what = What::Rows { part: index, tokens, some: None };
+                line.push(Job { request, fence, what, attempts: 0 });
+                jobs += 1;
+            }
+        }
+        held.waiting = (held.waiting + jobs).saturating_sub(1);
+        if let Some(origin) = held.free() {
+            self.events.push_back(Event::Released { request, origin });
+        }
+        Ok(())
+    }
+
+    /// One message fewer names a part.
+    fn answered(&mut self, request: u64, part: usize) {
+        if let Some(origin) = self.requests.get_mut(&request).and_then(|sending| sending.answered(part)) {
+            self.events.push_back(Event::Released { request, origin });
+        }
+    }
+
+    /// A request cannot be sent: its receivers are told. What they may still read is held until they have answered.
+    fn fail(&mut self, request: u64, reason: Reason) {
+        let Some(sending) = self.requests.get_mut(&request).filter(|sending| sending.failed.is_none()) else {
+            return;
+        };
+        sending.failed = Some(reason);
+        for grant in sending.open() {
+            if let Some(line) = self.lines.iter_mut().find(|line| line.link == grant.link) {
+                line.drop_queued(grant.fence);
+            }
+        }
+    }
+
+    /// Says that nothing lands under a fence any more, if it has ended and nothing is being written under it.
+    fn drain(&mut self, request: u64, fence: Fence, link: u32) {
+        let Some(line) = self.lines.iter_mut().find(|line| line.link == link) else { return };
+        let grant = self.requests.get_mut(&request).and_then(|sending| sending.grant_of(fence, link));
+        if let Some(grant) = grant.filter(|grant| grant.ended.is_some() && !grant.drained)
+            && !line.writes(fence)
+        {
+            grant.drained = true;
+            line.say(&Frame::Drained { fence });
+        }
+    }
+
+    /// Forgets the requests that are over.
+    fn clear(&mut self) {
+        let (events, ended) = (&mut self.events, &mut self.ended);
+        self.requests.retain(|request, sending| {
+            if !sending.is_over() {
+                return true;
+            }
+            let held = sending.parts.iter_mut().filter(|held| !held.released);
+            events
+                .extend(held.map(|held| Event::Released { request: *request, origin: held.computed.origin }));
+            let reason = sending.failed.unwrap_or(Reason::Done);
+            events.push_back(Event::Ended { request: *request, reason });
+            ended.push_back((*request, reason));
+            false
+        });
+        while self.ended.len() > REMEMBERED {
+            self.ended.pop_front();
+        }
+    }
+}
+
+/// How many runs some tokens of a part have. None, if the receiver does not keep the layer.
+fn count(plan: &Plan, part: &Computed, tokens: &Range<u32>, between: Of) -> Result<usize> {
+    let mut runs = 0;
+    visit(plan, part, tokens, between, |_| {
+        runs += 1;
+        Ok(())
+    })?;
+    Ok(runs)
+}
+
+/// Visits the runs of some tokens of a part.
+fn visit(
+    plan: &Plan,
+    part: &Computed,
+    tokens: &Range<u32>,
+    between: Of,
+    visit: impl FnMut(Run) -> Result<()>,
+) -> Result<()> {
+    if !plan.sends(part.layer) || tokens.is_empty() {
+        return Ok(());
+    }
+    // The replicas change no run.
+    let request = Request { tokens: tokens.end, replicas: [0, 0], chunks: part.chunk.as_slice() };
+    plan.runs(&request, (part.layer, tokens.clone()), between, visit)
+}

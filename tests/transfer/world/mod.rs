@@ -1,0 +1,417 @@
+//! Both machines in a world with one seed: ranks of a prefill and of a decode instance, engines that compute and give
+//! up, and a fabric that loses, repeats, reorders, damages and delays, whose ends crash and start again.
+//!
+//! **What must hold.** A layer that is said to be ready has exactly the rows of its attempt, and keeps them until its
+//! pages are given back. No write lands on a page that is not its own. Rows are read only while they are held. When
+//! faults have ended every request becomes whole, and nothing is left: no page, no landing page, no part of a sender's
+//! memory, no end without an answer.
+
+mod net;
+mod nodes;
+mod steps;
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay::transfer::{Chunk, Fence, Plan, Rank, Receiver, Request, Sender, Side, Split, receiver, sender};
+
+use crate::random::{Layout, side};
+use net::{Draw, Faults, Future, Happens, Way};
+use nodes::{Pool, Prompt, ReceiverNode, SenderNode, rows};
+
+/// A rule that a weaker receiver would follow, as a control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weak {
+    No,
+    /// A layer is complete once as many tokens were told as it has.
+    ByCount,
+    /// Landing pages of a request that was given up are used again at once: a time-out that was too short.
+    TimeOut,
+    /// Digests cover bytes alone.
+    BytesOnly,
+    /// What is stored is read once more after the check.
+    ReadsTwice,
+}
+
+struct Link {
+    sender: usize,
+    receiver: usize,
+    /// Whether each end takes it to be alive.
+    up: [bool; 2],
+    /// Processes are counted: a write of an older one lands in no newer one's memory.
+    processes: [u32; 2],
+}
+
+/// One try at a request.
+struct Attempt {
+    request: u64,
+    prompt: Prompt,
+    first: u32,
+    salt: u8,
+    rows: Rc<nodes::Rows>,
+    /// Chunk and layer, in the order of computing.
+    steps: Vec<(usize, u32)>,
+    next: usize,
+    /// Sender ranks at which it goes on.
+    begun: Vec<bool>,
+    /// By receiver: the use of its pages.
+    fences: Vec<Option<Fence>>,
+    whole: usize,
+    given_up: bool,
+    over: bool,
+    began: Duration,
+}
+
+pub struct World {
+    draw: Draw,
+    way: Way,
+    weak: Weak,
+    faults: Faults,
+    sides: [Side; 2],
+    plan: Plan,
+    senders: Vec<SenderNode>,
+    receivers: Vec<ReceiverNode>,
+    processes: [Vec<u32>; 2],
+    links: Vec<Link>,
+    attempts: Vec<Attempt>,
+    future: Future,
+    now: Duration,
+    /// By fence, receiver, layer and link: how many tokens were told, for the control.
+    told: HashMap<(Fence, usize, u32, u32), u32>,
+    broken: Option<String>,
+    /// Uses whose end was not answered, by receiver.
+    open: Vec<(usize, Fence)>,
+    pub seen: Seen,
+}
+
+/// What a world has seen, so that tests know that faults happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    pub whole: u32,
+    pub failed: u32,
+    pub resent: u32,
+    pub late_writes: u32,
+    pub cut: u32,
+    pub layers: u32,
+}
+
+/// Faults end here.
+const CALM: Duration = Duration::from_millis(1500);
+/// By now all is over.
+const END: Duration = Duration::from_secs(40);
+
+const SENDING: sender::Options = sender::Options {
+    bulk_tokens: 8,
+    bytes_per_second: 0,
+    repeats: 4,
+    resend: Duration::from_millis(50),
+    patience: Duration::from_secs(2),
+    requests: 8,
+    window: 64,
+};
+
+const RECEIVING: receiver::Options =
+    receiver::Options { window: 6, requests: 8, landing: 64, resend: Duration::from_millis(60) };
+
+fn shape(draw: &mut Draw) -> [Side; 2] {
+    let latent = draw.often(500);
+    let tokens = match latent {
+        true => vec![("latent".to_owned(), 1, 5), ("keys".to_owned(), 1, 3)],
+        false => vec![("k".to_owned(), 4, 3), ("v".to_owned(), 4, 2)],
+    };
+    // One layer of latents has no index keys.
+    let layers: Vec<_> =
+        (0..3).map(|layer| (layer, if latent && layer == 1 { vec![0] } else { vec![0, 1] })).collect();
+    let mut end = |split, widths: &[u32]| {
+        let layout = [Layout::Separate, Layout::Rows, Layout::Whole][draw.below(3) as usize];
+        let width = widths[draw.below(widths.len() as u64) as usize];
+        let stages: Vec<_> = layers.chunks(if draw.often(300) { 2 } else { 3 }).map(<[_]>::to_vec).collect();
+        let page = [1, 4, 7, 16][draw.below(4) as usize];
+        side(&tokens, &stages, (width, split, 1, page), (layout, draw.below(2), draw.often(500)))
+    };
+    let split = if latent { Split::Tokens } else { Split::Heads };
+    [end(split, &[1, 2]), end(Split::Heads, &[1, 2])]
+}
+
+fn ranks(side: &Side) -> Vec<Rank> {
+    let stages = 0..side.stages.len() as u32;
+    stages.flat_map(|stage| (0..side.width).map(move |lane| Rank { replica: 0, stage, lane })).collect()
+}
+
+impl World {
+    pub fn new(seed: u64, faults: Faults, way: Option<Way>, weak: Weak) -> World {
+        let mut draw = Draw::new(seed);
+        let sides = shape(&mut draw);
+        let plan = Plan::new(&sides[0], &sides[1]).unwrap();
+        let way = way.unwrap_or([Way::Shared, Way::Stream, Way::Far][draw.below(3) as usize]);
+        let senders: Vec<_> = ranks(&sides[0])
+            .into_iter()
+            .map(|rank| SenderNode { rank, machine: None, origins: Vec::new() })
+            .collect();
+        let receivers: Vec<_> = ranks(&sides[1])
+            .into_iter()
+            .map(|rank| {
+                let bytes = &sides[1].stages[rank.stage as usize].page_bytes;
+                // Few pages, so that they are used again.
+                let pool = || Pool::new(96 / sides[1].page_tokens.min(8) as usize + 2, bytes);
+                let (cache, landing) = (pool(), pool());
+                ReceiverNode { rank, machine: None, cache, landing, tables: HashMap::new(), generation: 0 }
+            })
+            .collect();
+        let processes = [vec![0; senders.len()], vec![0; receivers.len()]];
+        let mut world = World {
+            draw,
+            way,
+            weak,
+            faults,
+            sides,
+            plan,
+            senders,
+            receivers,
+            processes,
+            links: Vec::new(),
+            attempts: Vec::new(),
+            future: Future::default(),
+            now: Duration::ZERO,
+            told: HashMap::new(),
+            broken: None,
+            open: Vec::new(),
+            seen: Seen::default(),
+        };
+        (0..world.senders.len()).for_each(|index| world.start_sender(index));
+        (0..world.receivers.len()).for_each(|index| world.start_receiver(index));
+        for request in 0..2 + world.draw.below(3) {
+            world.attempt(request);
+        }
+        world
+    }
+
+    fn start_sender(&mut self, index: usize) {
+        let node = &mut self.senders[index];
+        node.machine = Some(Sender::new(self.sides[0].clone(), node.rank, SENDING).unwrap());
+        node.origins.clear();
+        self.processes[0][index] += 1;
+        for receiver in 0..self.receivers.len() {
+            self.future.at(self.now + self.draw.millis(30), Happens::Connect(index, receiver));
+        }
+    }
+
+    fn start_receiver(&mut self, index: usize) {
+        let bytes = &self.sides[1].stages[self.receivers[index].rank.stage as usize].page_bytes;
+        let node = &mut self.receivers[index];
+        node.machine = Some(Receiver::new(self.sides[1].clone(), node.rank, RECEIVING).unwrap());
+        node.cache = Pool::new(node.cache.pages.len(), bytes);
+        node.landing = Pool::new(node.landing.pages.len(), bytes);
+        node.tables.clear();
+        self.open.retain(|(of, _)| *of != index);
+        self.processes[1][index] += 1;
+        for sender in 0..self.senders.len() {
+            self.future.at(self.now + self.draw.millis(30), Happens::Connect(sender, index));
+        }
+    }
+
+    /// Plans one more try at a request.
+    fn attempt(&mut self, request: u64) {
+        let tokens = 1 + self.draw.below(40) as u32;
+        let mut ends: Vec<u32> =
+            (0..self.draw.below(3)).map(|_| 1 + self.draw.below(tokens.into()) as u32).collect();
+        ends.push(tokens);
+        ends.sort_unstable();
+        ends.dedup();
+        let divides = self.sides[0].split == Split::Tokens;
+        let mut chunks = Vec::new();
+        for (index, end) in ends.iter().enumerate().filter(|_| divides) {
+            let first = if index == 0 { 0 } else { ends[index - 1] };
+            let at = self.draw.below(9) as u32;
+            let all = at + (end - first) + self.draw.below(4) as u32;
+            chunks.push(Chunk { first, at, slice: all.div_ceil(self.sides[0].width) });
+        }
+        let salt = (self.attempts.len() as u8).wrapping_mul(37).wrapping_add(11);
+        let all = Request { tokens, replicas: [0, 0], chunks: &chunks };
+        let rows = Rc::new(rows(&self.sides[0], &all, salt));
+        let layers: Vec<u32> = self.plan.layers().collect();
+        let steps =
+            (0..ends.len()).flat_map(|chunk| layers.iter().map(move |layer| (chunk, *layer))).collect();
+        self.attempts.push(Attempt {
+            request,
+            first: if self.draw.often(300) { self.draw.below(u64::from(tokens) + 1) as u32 } else { 0 },
+            prompt: Prompt { tokens, chunks, ends },
+            salt,
+            rows,
+            steps,
+            next: 0,
+            begun: vec![false; self.senders.len()],
+            fences: vec![None; self.receivers.len()],
+            whole: 0,
+            given_up: false,
+            over: false,
+            began: self.now,
+        });
+        let index = self.attempts.len() - 1;
+        self.future.at(self.now + self.draw.millis(150), Happens::Attempt(index));
+    }
+
+    /// Runs the world to its end. Returns what went wrong.
+    pub fn run(&mut self) -> Result<(), String> {
+        let mut count = 0;
+        while !self.is_over() {
+            let due = self.senders.iter().filter_map(|node| node.machine.as_ref()?.due());
+            let due = due.chain(self.receivers.iter().filter_map(|node| node.machine.as_ref()?.due())).min();
+            // Nothing is due now: it was just polled.
+            let due = due.map(|due| due.max(self.now + Duration::from_millis(1)));
+            let first = self.future.first();
+            match (first, due) {
+                (Some(first), due) if due.is_none_or(|due| first <= due) => {
+                    let (time, happens) = self.future.take().unwrap();
+                    self.now = self.now.max(time);
+                    self.happens(happens);
+                }
+                (_, Some(due)) => self.now = due,
+                (None, None) => return Err(format!("nothing happens any more: {}", self.left())),
+                (Some(_), None) => unreachable!("the first arm takes it"),
+            }
+            self.pump();
+            self.route();
+            count += 1;
+            if self.now > END || count > 200_000 {
+                return Err(format!("a hang at {:?}: {}", self.now, self.left()));
+            }
+            if let Some(broken) = self.broken.take() {
+                return Err(broken);
+            }
+        }
+        self.check_nothing_left()
+    }
+
+    fn is_over(&self) -> bool {
+        let ended = self.receivers.iter().all(|node| node.tables.values().all(|table| table.ended));
+        let quiet = self.open.is_empty() && self.receivers.iter().all(|node| node.landing.is_free());
+        self.attempts.iter().all(|attempt| attempt.over) && ended && quiet
+    }
+
+    fn left(&self) -> String {
+        let attempts: Vec<_> = self
+            .attempts
+            .iter()
+            .filter(|of| !of.over)
+            .map(|of| (of.request, of.next, of.steps.len(), &of.begun, &of.fences, of.whole, of.given_up))
+            .collect();
+        if std::env::var_os("WORLD_DEBUG").is_some() {
+            for node in &self.senders {
+                println!("{:#?}", node.machine);
+            }
+        }
+        format!("{attempts:?}, ends {:?}, {:?}", self.open, self.way)
+    }
+
+    fn check_nothing_left(&self) -> Result<(), String> {
+        for node in &self.receivers {
+            let Some(machine) = &node.machine else { continue };
+            if !node.cache.is_free() || !node.landing.is_free() || machine.quarantine().reached() > 0 {
+                return Err(format!("pages are left at {:?}", node.rank));
+            }
+        }
+        for node in self.senders.iter().filter(|node| node.machine.is_some()) {
+            if node.origins.iter().any(|origin| !origin.released) {
+                return Err(format!("rows are held at {:?}", node.rank));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether faults still happen, and one happens now.
+    fn fault(&mut self, of: u64) -> bool {
+        self.now < CALM && self.draw.often(of)
+    }
+}
+
+/// Draws the faults of a seed: often none of a kind.
+pub fn faults(seed: u64) -> Faults {
+    let mut draw = Draw::new(seed ^ 0xF00D);
+    let mut some = |most: u64| if draw.often(400) { draw.below(most) } else { 0 };
+    Faults {
+        lost: some(200),
+        twice: some(200),
+        late: some(300),
+        damaged: some(30),
+        misnamed: some(100),
+        nonsense: some(60),
+        fetched: some(100),
+        cut: some(15),
+        crash: some(8),
+        abort: some(300),
+    }
+}
+
+/// Runs one seed.
+pub fn run(seed: u64, faults: Faults, way: Option<Way>, weak: Weak) -> Result<Seen, String> {
+    let mut world = World::new(seed, faults, way, weak);
+    let done = world.run();
+    done.map(|()| world.seen).map_err(|wrong| format!("seed {seed}: {wrong}"))
+}
+
+fn seeds() -> u64 {
+    if std::env::var_os("FOREBAY_SOAK").is_some() { 20_000 } else { 200 }
+}
+
+#[test]
+fn no_wrong_row_is_ready_and_nothing_is_left_whatever_the_fabric_does() {
+    let mut all = Seen::default();
+    for seed in 0..seeds() {
+        let seen = run(seed, faults(seed), None, Weak::No).unwrap();
+        all.whole += seen.whole;
+        all.failed += seen.failed;
+        all.resent += seen.resent;
+        all.late_writes += seen.late_writes;
+        all.cut += seen.cut;
+        all.layers += seen.layers;
+    }
+    println!("{all:?}");
+    assert!(all.failed > 50 && all.resent > 50 && all.late_writes > 10 && all.cut > 50, "{all:?}");
+}
+
+/// Without faults each request is whole at the first try.
+#[test]
+fn without_faults_nothing_fails_and_nothing_is_sent_twice() {
+    for seed in 0..60 {
+        for way in [Way::Shared, Way::Stream, Way::Far] {
+            let seen = run(seed, Faults::default(), Some(way), Weak::No).unwrap();
+            assert_eq!((seen.failed, seen.resent, seen.cut), (0, 0, 0), "seed {seed} {way:?}");
+        }
+    }
+}
+
+fn a_seed_fails(way: Way, weak: Weak, faults: Faults, says: &str) {
+    let wrong = (0..300).find_map(|seed| run(seed, faults, Some(way), weak).err());
+    let wrong = wrong.unwrap_or_else(|| panic!("{weak:?} was never wrong"));
+    assert!(wrong.contains(says), "{wrong}");
+    // The same faults do no harm to the machines.
+    (0..40).for_each(|seed| {
+        run(seed, faults, Some(way), Weak::No).unwrap();
+    });
+}
+
+#[test]
+fn control_a_layer_that_is_complete_by_count_has_wrong_rows() {
+    let faults = Faults { twice: 200, fetched: 100, lost: 100, ..Faults::default() };
+    a_seed_fails(Way::Stream, Weak::ByCount, faults, "layer");
+}
+
+#[test]
+fn control_landing_pages_that_are_used_again_after_a_time_are_written_by_others() {
+    let faults = Faults { abort: 600, late: 500, ..Faults::default() };
+    a_seed_fails(Way::Far, Weak::TimeOut, faults, "is not its own");
+}
+
+#[test]
+fn control_a_digest_of_bytes_alone_takes_rows_of_another_request() {
+    let faults = Faults { misnamed: 200, ..Faults::default() };
+    a_seed_fails(Way::Shared, Weak::BytesOnly, faults, "layer");
+}
+
+#[test]
+fn control_what_is_read_again_after_the_check_may_be_wrong() {
+    let faults = Faults { fetched: 100, ..Faults::default() };
+    a_seed_fails(Way::Far, Weak::ReadsTwice, faults, "layer");
+}
