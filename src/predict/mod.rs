@@ -3,11 +3,12 @@
 //! A [`Setup`](setup::Setup) is a file with a model, a GPU, a link, and the costs of an engine's works on them,
 //! measured at points or computed from a [roofline]. [`fit`] makes one from measurements. [`misses`] models how many
 //! rows a step fetches. [`simulate`] runs the production schedule with those costs on a virtual clock. [`plan`]
-//! computes what fits on a GPU, [`dense`] what of a dense model fits, [`elastic`] what each sequence has if fewer
-//! divide its slots, [`stride`] the cost of another stride of rows on the host, [`worth`] whether offload pays, and
-//! [`weights`] how much of the GPU a model's weights take. [`pulls`] says how long a step waits for sharded weights,
-//! and [`sharded`] what sharding gives on a setup. [`kernels`] predicts the times of forebay's own kernels on a GPU.
-//! Every figure carries its [`provenance`]. [`experts`] prices other numbers of GPUs than the setup's.
+//! computes what fits on a GPU, [`dense`] what of a dense model fits, [`prefill`] what a prefill instance needs,
+//! [`elastic`] what each sequence has if fewer divide its slots, [`stride`] the cost of another stride of rows on the
+//! host, [`worth`] whether offload pays, and [`weights`] how much of the GPU a model's weights take. [`pulls`] says
+//! how long a step waits for sharded weights, and [`sharded`] what sharding gives on a setup. [`kernels`] predicts
+//! the times of forebay's own kernels on a GPU. Every figure carries its [`provenance`]. [`experts`] prices other
+//! numbers of GPUs than the setup's.
 //!
 //! Every number is checked on input, and the error names its field, so every number on output is finite. Times are
 //! microseconds in files and functions, and milliseconds for whole steps.
@@ -23,6 +24,7 @@ mod matrices;
 pub mod misses;
 pub mod model;
 pub mod plan;
+pub mod prefill;
 pub mod provenance;
 pub mod pulls;
 pub mod roofline;

@@ -201,6 +201,15 @@ pub fn positive(text: &str) -> Parsed<f64> {
     }
 }
 
+/// A rate as bytes per second: `50GB/s`.
+///
+/// # Errors
+/// As [`bytes`].
+pub fn rate(text: &str) -> Parsed<f64> {
+    let rate = text.strip_suffix("/s").and_then(|bytes| some_bytes(bytes).ok());
+    rate.map(|bytes| bytes as f64).ok_or_else(|| "not a rate such as 50GB/s".to_owned())
+}
+
 /// A model preset.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Model {
@@ -319,6 +328,8 @@ mod tests {
         for text in ["0", "1.1", "-0.1", "NaN", "inf", "1e-1", "Auto", ""] {
             assert!(ratio(text).is_err() && batch(text).is_err(), "{text}");
         }
+        assert_eq!([rate("50GB/s"), rate("0.5kB/s")], [Ok(5e10), Ok(500.0)]);
+        assert!(["50", "50GB", "0GB/s", "-1GB/s", "50Gb/s", "/s", ""].iter().all(|text| rate(text).is_err()));
         assert!(positive("1.7").is_ok() && positive("0").is_err() && positive("inf").is_err());
         assert!(model("deepseek-v3.2").is_ok() && model("DeepSeek").is_err());
         assert!(dense_model("gpt-oss-20b").is_ok() && dense_model("deepseek-v3.2").is_err());

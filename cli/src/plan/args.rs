@@ -7,6 +7,7 @@ use forebay::predict::plan::{Batch, Ratio};
 
 use super::dense::args::PageArguments;
 use super::deployment::AttentionName;
+use super::prefill::args::PrefillArguments;
 use super::shards::WeightArguments;
 use crate::input::machine::Machine;
 use crate::input::sizes::{self, DenseModel, Model, Size};
@@ -30,6 +31,10 @@ How many sequences of a dense model fit, and what do 64 GiB of host memory hold 
 
   forebay plan --dense llama-3.1-70b --gpu 80GiB --weights 35GB --value-bytes 1 --context 32K --host 64GiB
 
+What does a prefill instance of 8 H200 need for prompts of 16K in one pass, or of 128K in chunks?
+
+  forebay plan --role prefill --gpus 8 --gpu 141GB --workspace 8GB --context 16K,128K
+
 Lists, separated by commas, make a sweep: one plan for each combination.
 Sizes have a unit: 80GiB, 141GB. Tokens: 4096, 32K (of 1024 each).
 A batch that fits with all rows on the device needs no offload; the plan says so. With --setup each plan is simulated, \
@@ -50,6 +55,8 @@ pub struct Arguments {
     pub dense: Vec<DenseModel>,
     #[command(flatten)]
     pub pages: PageArguments,
+    #[command(flatten)]
+    pub prefill: PrefillArguments,
     /// Memory of one GPU.
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = sizes::some_size, required = true)]
     pub gpu: Vec<Size>,
@@ -66,27 +73,29 @@ pub struct Arguments {
     pub weights: Option<Size>,
     #[command(flatten)]
     pub modules: WeightArguments,
-    /// Activations on each GPU [default: 0].
+    /// Activations on each GPU [default: 0; with --role prefill the published figure, scaled by the tokens of a pass].
     #[arg(long, value_name = "SIZE", value_parser = sizes::size)]
     pub activations: Option<Size>,
     /// Other memory that the engine takes on each GPU: workspace, graphs, communication buffers [default: 0].
     #[arg(long, value_name = "SIZE", value_parser = sizes::size)]
     pub workspace: Option<Size>,
     /// Host memory for one GPU's total pool [default: as much as the pool needs]; with --dense, for the second tier
-    /// [default: none].
+    /// [default: none]; with --role prefill, for the staging ring [default: none, the ring is on the GPU].
     #[arg(long, value_name = "SIZE", value_parser = sizes::some_size)]
     pub host: Option<Size>,
     /// Bytes from one row to the next in host memory [default: the model's row, rounded up to a multiple of 64].
     #[arg(long, value_name = "BYTES", value_parser = sizes::count, allow_negative_numbers = true)]
     pub host_stride: Option<u32>,
-    /// Tokens of a sequence at its end: the prompt and the tokens that it may decode.
+    /// Tokens of a sequence at its end: the prompt and the tokens that it may decode; with --role prefill the prompt
+    /// alone.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::tokens, required = true)]
     pub context: Vec<u32>,
     /// Tokens of the longest sequence that the model takes, at most the setup's [default: the setup's, or the
     /// preset's].
     #[arg(long, value_name = "TOKENS", value_parser = sizes::tokens)]
     pub longest: Option<u32>,
-    /// Sequences on one GPU, or max for as many as pay or fit [default: max].
+    /// Sequences on one GPU, or max for as many as pay or fit [default: max]; with --role prefill prompts of a pass, a
+    /// number [default: 1].
     #[arg(long, value_name = "N|max", value_delimiter = ',', value_parser = sizes::batch,
           allow_negative_numbers = true)]
     pub batch: Vec<Batch>,

@@ -17,6 +17,7 @@ use crate::present::json::{self, Head};
 struct Entry<'a> {
     #[serde(flatten)]
     head: Head,
+    role: &'static str,
     model: &'a str,
     gpu_bytes: u64,
     context: u32,
@@ -39,7 +40,7 @@ struct Entry<'a> {
 
 /// The GPUs that serve together.
 #[derive(Serialize)]
-struct Gpus<'a> {
+pub struct Gpus<'a> {
     gpus: u32,
     node_gpus: u32,
     attention: &'static str,
@@ -47,8 +48,8 @@ struct Gpus<'a> {
     weights_of: Option<&'a str>,
 }
 
-fn deployment(point: &Point) -> Gpus<'_> {
-    let deployed = &point.deployed;
+/// The GPUs, each with so many bytes of weights.
+pub fn gpus(deployed: &Deployed, weights_bytes: u64) -> Gpus<'_> {
     Gpus {
         gpus: deployed.gpus,
         node_gpus: deployed.node_gpus(),
@@ -56,7 +57,7 @@ fn deployment(point: &Point) -> Gpus<'_> {
             Attention::Data => "dp",
             Attention::Tensor => "tp",
         },
-        weights_bytes: point.demand.weights,
+        weights_bytes,
         weights_of: deployed.checkpoint.as_deref(),
     }
 }
@@ -271,11 +272,12 @@ pub fn text(points: &[Point], least_otps: f64) -> Result<Vec<u8>> {
     let advised = Advised::of(points, least_otps);
     let entries = points.iter().enumerate().map(|(i, point)| Entry {
         head: Head::new("plan"),
+        role: "decode",
         model: &point.model,
         gpu_bytes: point.demand.gpu,
         context: point.demand.context,
         mtp: point.demand.query_rows,
-        deployment: deployment(point),
+        deployment: gpus(&point.deployed, point.demand.weights),
         weights: point.weighed.as_deref().map(|weighed| {
             weights(weighed, point.compared.as_ref().and_then(|compared| compared.as_ref().ok()))
         }),

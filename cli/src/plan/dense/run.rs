@@ -7,6 +7,7 @@ use forebay::predict::plan::Batch;
 use forebay::{Error, Kind, Result};
 
 use super::super::args::Arguments;
+use super::super::subject::{fit, or};
 use super::result::Point;
 use super::{json, text};
 use crate::input::sizes::{DenseModel, Size};
@@ -18,19 +19,6 @@ const POINTS: usize = 10_000;
 /// Query rows of a step, micro-batches: the values without options.
 const QUERY_ROWS: u32 = 1;
 const MICRO_BATCHES: u32 = 1;
-
-/// The values, or the default if there are none.
-fn or<T: Clone>(values: &[T], otherwise: T) -> Vec<T> {
-    if values.is_empty() { vec![otherwise] } else { values.to_vec() }
-}
-
-/// A plan that does not fit is a result; an invalid one is an error.
-fn fit<T>(planned: Result<T>) -> Result<Result<T>> {
-    match planned {
-        Err(error) if error.kind() != Kind::OutOfMemory => Err(error),
-        planned => Ok(planned),
-    }
-}
 
 /// The shape without windows that are larger than the context, and those windows.
 fn within(mut shape: Shape, context: u32) -> (Shape, Vec<u32>) {
