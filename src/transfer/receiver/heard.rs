@@ -62,7 +62,8 @@ impl Receiver {
     fn say(&mut self, index: usize, bytes: Vec<u8>, parts: u32) -> Result<()> {
         let Some(line) = self.lines.get_mut(index) else { return Ok(()) };
         line.answers = line.answers.saturating_add(parts);
-        if line.answers > self.options.window {
+        // A part brings about an answer, and an end if its use of pages is not arriving.
+        if line.answers > self.options.window.saturating_mul(2) {
             return Err(Error::new(Kind::Exhausted, OPERATION)
                 .at("a sender that does not wait for answers")
                 .with("link", line.link)

@@ -26,7 +26,7 @@
 //! sender sends notices again.
 //!
 //! **Bounds.** Requests, and ends that are not answered, are at most [`Options::requests`]. Answers that the caller has
-//! not taken are at most [`Options::window`] parts for each connection: a sender that sends more is cut off. Nothing is
+//! not taken are at most twice [`Options::window`] parts for each connection: a sender that sends more is cut off. Nothing is
 //! allocated for a run, but for a buffer of the largest run.
 
 mod arriving;

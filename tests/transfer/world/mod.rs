@@ -382,12 +382,22 @@ fn without_faults_nothing_fails_and_nothing_is_sent_twice() {
     }
 }
 
+/// Messages that are lost, come twice or late are no reason to fail: both sides ask again.
+#[test]
+fn lost_messages_fail_no_request() {
+    for seed in 0..100 {
+        let faults = Faults { lost: 150, twice: 100, late: 100, ..Faults::default() };
+        let seen = run(seed, faults, None, Weak::No).unwrap();
+        assert_eq!((seen.failed, seen.cut), (0, 0), "seed {seed}");
+    }
+}
+
 fn a_seed_fails(way: Way, weak: Weak, faults: Faults, says: &str) {
     let wrong = (0..300).find_map(|seed| run(seed, faults, Some(way), weak).err());
     let wrong = wrong.unwrap_or_else(|| panic!("{weak:?} was never wrong"));
     assert!(wrong.contains(says), "{wrong}");
     // The same faults do no harm to the machines.
-    (0..40).for_each(|seed| {
+    (0..150).for_each(|seed| {
         run(seed, faults, Some(way), Weak::No).unwrap();
     });
 }
