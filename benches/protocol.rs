@@ -85,7 +85,7 @@ struct Pair {
 impl Pair {
     fn new(width: u32) -> Pair {
         let (source, target) = (end(width, 64), end(1, 64));
-        let rank = |lane| Rank { replica: 0, stage: 0, lane };
+        let rank = |lane| Rank { instance: 1, replica: 0, stage: 0, lane };
         let mut receiver = done(Receiver::new(target, rank(0), receiver::Options::default()));
         let mut senders = Vec::new();
         for lane in 0..width {
@@ -119,7 +119,7 @@ impl Pair {
                         done(self.senders[link as usize].frame(link, &self.frame));
                     }
                     receiver::Action::Event(receiver::Event::Whole { .. }) => self.whole += 1,
-                    receiver::Action::Event(_) => {}
+                    receiver::Action::Event(_) | receiver::Action::Close { .. } => {}
                 }
             }
         }
@@ -133,7 +133,8 @@ impl Pair {
             let fence = Fence { request: request.into(), generation: self.generation };
             self.generation += 1;
             let (payloads, landing) = (&[][..], &[][..]);
-            let wanted = Wanted { fence, tokens, first: 0, replica: 0, payloads, landing, deadline: None };
+            let wanted =
+                Wanted { fence, tokens, first: 0, sender: (1, 0), payloads, landing, deadline: None };
             done(self.receiver.grant(&wanted));
         }
         let mut parts = Vec::new();

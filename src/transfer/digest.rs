@@ -4,34 +4,45 @@
 //! then passes, and a request decodes with the rows of another one (sglang#39229). So the digest begins with the fence
 //! and the run's own numbers. It does not depend on where the bytes are in either side's pages. Padding is not covered.
 
-use crc_fast::{CrcAlgorithm, Digest};
+use crc_fast::crc32_iscsi;
 
 use crate::transfer::quarantine::Fence;
 use crate::transfer::runs::Run;
 
-/// The digest of a run's bytes, `bytes` being its pieces one after another.
+/// The digest of a run's bytes, `bytes` being its pieces one after another: the CRC32C of the fence's two numbers, of
+/// the run's layer, component, first token, tokens, first head and heads and the receiver's stage and lane, and of the
+/// CRC32C of the bytes. Numbers are little-endian.
 pub fn digest(fence: Fence, run: &Run, bytes: &[u8]) -> u32 {
-    let numbers =
-        [run.layer, run.component, run.token, run.tokens, run.head, run.heads, run.to.stage, run.to.lane];
-    let mut name = [0; 48];
+    let numbers = [
+        run.layer,
+        run.component,
+        run.token,
+        run.tokens,
+        run.head,
+        run.heads,
+        run.to.stage,
+        run.to.lane,
+        crc(bytes),
+    ];
+    let mut name = [0; 52];
     let words = [fence.request, fence.generation].into_iter().flat_map(u64::to_le_bytes);
     let all = words.chain(numbers.into_iter().flat_map(u32::to_le_bytes));
     name.iter_mut().zip(all).for_each(|(to, from)| *to = from);
-    crc(&[&name, bytes])
+    crc(&name)
 }
 
-/// The digest of a payload that is sent in a frame.
+/// The digest of a payload that is sent in a frame: of the fence, the kind and the CRC32C of the bytes.
 pub(super) fn of_payload(fence: Fence, kind: u8, bytes: &[u8]) -> u32 {
-    let (request, generation) = (fence.request.to_le_bytes(), fence.generation.to_le_bytes());
-    crc(&[&request, &generation, &[kind], bytes])
+    let mut name = [0; 21];
+    let words = [fence.request, fence.generation].into_iter().flat_map(u64::to_le_bytes);
+    let all = words.chain([kind]).chain(crc(bytes).to_le_bytes());
+    name.iter_mut().zip(all).for_each(|(to, from)| *to = from);
+    crc(&name)
 }
 
-/// CRC32C of some bytes after each other.
-pub(super) fn crc(parts: &[&[u8]]) -> u32 {
-    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-    parts.iter().for_each(|part| digest.update(part));
-    // A CRC of 32 bits.
-    digest.finalize() as u32
+/// CRC32C, as in iSCSI.
+pub(super) fn crc(bytes: &[u8]) -> u32 {
+    crc32_iscsi(bytes)
 }
 
 #[cfg(test)]
@@ -41,7 +52,6 @@ mod tests {
     /// The check value of CRC-32/ISCSI, from the catalogue of CRC algorithms.
     #[test]
     fn the_algorithm_is_crc32c() {
-        assert_eq!(crc(&[b"1234", b"56789"]), 0xE306_9283);
-        assert_eq!(crc(&[]), 0);
+        assert_eq!((crc(b"123456789"), crc(b"")), (0xE306_9283, 0));
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! | kind | from | then |
 //! |---|---|---|
-//! | 1 hello | both | replica, stage, lane (4 each); the most parts that it takes before it answers (4); its side |
+//! | 1 hello | both | instance (8); replica, stage, lane (4 each); the most parts before it answers (4); its side |
 //! | 2 grant | receiver | fence; tokens, first that is wanted, sender's replica (4 each); list of landing pages |
 //! | 3 notice | sender | number (8); count of parts (2), and the parts |
 //! | 4 answer | receiver | number (8); count of parts with runs that failed (2), and of each: index (2), list of runs |
@@ -15,6 +15,7 @@
 //! | 6 end | receiver | fence; reason (1): it reads nothing of this use any more |
 //! | 7 failed | sender | fence; reason (1): no more will come |
 //! | 8 drained | sender | fence: nothing that was enqueued under it will land any more |
+//! | 9 known | sender | fence: its grant has come |
 //!
 //! A side is in its own bytes ([`Side::encode`](crate::transfer::Side::encode)). A *list*, of pages or of runs, is a
 //! count (4) and so many numbers (4 each). A part of a notice is:
@@ -52,6 +53,8 @@ const OPERATION: &str = "transfer frame";
 /// A rank of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank {
+    /// The instance: a number that its ranks share and no other instance has. One that starts again has another.
+    pub instance: u64,
     /// The replica.
     pub replica: u32,
     /// The pipeline stage.
@@ -135,6 +138,11 @@ pub enum Frame<'a> {
         /// The use.
         fence: Fence,
     },
+    /// A grant has come.
+    Known {
+        /// The use.
+        fence: Fence,
+    },
 }
 
 /// See the module's head.
@@ -142,7 +150,7 @@ pub enum Frame<'a> {
 pub struct Greeting<'a> {
     /// Who speaks.
     pub rank: Rank,
-    /// The most parts that it takes on this connection before it has answered.
+    /// The most parts that it takes on this connection before it has answered. Of a sender it means nothing.
     pub window: u32,
     /// Its [`Side`](crate::transfer::Side) in bytes.
     pub side: &'a [u8],
@@ -238,12 +246,17 @@ impl<'a> Digests<'a> {
         })
     }
 
-    /// The number of runs that the part must have, if it is known.
-    pub const fn all(self) -> Option<usize> {
+    /// How many digests there are.
+    pub const fn count(self) -> usize {
         match self {
-            Digests::All(list) => Some(list.len()),
-            Digests::Some(_) => None,
+            Digests::All(list) => list.len(),
+            Digests::Some(list) => list.len() / 2,
         }
+    }
+
+    /// Whether they are of all runs.
+    pub const fn are_all(self) -> bool {
+        matches!(self, Digests::All(_))
     }
 }
 
@@ -297,6 +310,7 @@ impl Frame<'_> {
         match self {
             Frame::Hello(Greeting { rank, window, side }) => {
                 bytes.push(1);
+                bytes.extend(rank.instance.to_le_bytes());
                 words(bytes, &[rank.replica, rank.stage, rank.lane, *window]);
                 bytes.extend(*side);
             }
@@ -334,6 +348,7 @@ impl Frame<'_> {
                 bytes.push(*reason as u8);
             }
             Frame::Drained { fence } => head(bytes, 8, fence),
+            Frame::Known { fence } => head(bytes, 9, fence),
         }
         add_sum(bytes, begin);
     }
@@ -344,7 +359,7 @@ impl Frame<'_> {
     /// [`Kind::BadFormat`] for bytes that no side of this version sends.
     pub fn decode(bytes: &[u8]) -> Result<Frame<'_>> {
         let summed = bytes.split_last_chunk().filter(|_| bytes.len() <= FRAME_MAX);
-        let summed = summed.filter(|(own, sum)| crc(&[own]).to_le_bytes() == **sum);
+        let summed = summed.filter(|(own, sum)| crc(own).to_le_bytes() == **sum);
         let mut rest = summed.map_or(&[][..], |(own, _)| own);
         match frame(&mut rest).filter(|_| rest.is_empty()) {
             Some(frame) => Ok(frame),
@@ -358,7 +373,7 @@ impl Frame<'_> {
 
 /// Appends the sum of a frame that begins at `begin`.
 fn add_sum(bytes: &mut Vec<u8>, begin: usize) {
-    let sum = crc(&[bytes.get(begin..).unwrap_or_default()]);
+    let sum = crc(bytes.get(begin..).unwrap_or_default());
     words(bytes, &[sum]);
 }
 
@@ -526,7 +541,8 @@ fn items<'a, T>(
 fn frame<'a>(rest: &mut &'a [u8]) -> Option<Frame<'a>> {
     Some(match byte(rest)? {
         1 => {
-            let rank = Rank { replica: word(rest)?, stage: word(rest)?, lane: word(rest)? };
+            let instance = long(rest)?;
+            let rank = Rank { instance, replica: word(rest)?, stage: word(rest)?, lane: word(rest)? };
             let window = word(rest)?;
             Frame::Hello(Greeting { rank, window, side: std::mem::take(rest) })
         }
@@ -552,6 +568,7 @@ fn frame<'a>(rest: &mut &'a [u8]) -> Option<Frame<'a>> {
         6 => Frame::End { fence: fence(rest)?, reason: reason(rest)? },
         7 => Frame::Failed { fence: fence(rest)?, reason: reason(rest)? },
         8 => Frame::Drained { fence: fence(rest)? },
+        9 => Frame::Known { fence: fence(rest)? },
         _ => return None,
     })
 }

@@ -1,11 +1,13 @@
 //! What two ends agree on when they connect: their sides, and the plan of the two.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Kind, Result};
 use crate::fallible::vector;
 use crate::transfer::frames::{Frame, Greeting, PAYLOAD_MAX, Rank};
 use crate::transfer::plan::Plan;
+use crate::transfer::runs::Chunk;
 use crate::transfer::side::{Side, Split};
 
 const OPERATION: &str = "transfer hello";
@@ -23,9 +25,16 @@ pub(super) struct Paired {
     side: Vec<u8>,
     pub plan: Plan,
     replicas: u32,
+    /// Of a sender: how many ranks of a replica get rows from this one.
+    pub receivers: u32,
 }
 
 impl Paired {
+    /// Whether both are of the same side.
+    pub fn is_as(&self, other: &Paired) -> bool {
+        self.side == other.side
+    }
+
     /// Whether the sender divides tokens.
     pub fn divides(&self) -> bool {
         self.plan.source.split == Split::Tokens
@@ -66,10 +75,21 @@ impl Own {
         Ok(Own { side, bytes, rank, role })
     }
 
+    /// Whether a chunk of a sender that divides tokens covers some tokens.
+    pub fn covers(&self, chunk: &Chunk, tokens: &Range<u32>) -> bool {
+        let last = tokens.end.checked_sub(chunk.first).and_then(|count| chunk.at.checked_add(count));
+        let all = u64::from(chunk.slice) * u64::from(self.side.width);
+        chunk.first <= tokens.start && last.is_some_and(|last| u64::from(last) <= all)
+    }
+
+    /// Whether this side divides tokens.
+    pub fn divides(&self) -> bool {
+        self.side.split == Split::Tokens
+    }
+
     /// This end's hello.
-    pub fn greet(&self, window: u32, bytes: &mut Vec<u8>) {
-        bytes.clear();
-        Frame::Hello(Greeting { rank: self.rank, window, side: &self.bytes }).encode(bytes);
+    pub fn hello(&self, window: u32) -> Frame<'_> {
+        Frame::Hello(Greeting { rank: self.rank, window, side: &self.bytes })
     }
 
     /// Checks the other end's hello. `known` are the pairings of other connections: ranks of one instance share one.
@@ -92,10 +112,14 @@ impl Own {
                 };
                 let mut side = vector(greeting.side.len(), OPERATION, "side")?;
                 side.extend(greeting.side);
-                Arc::new(Paired { side, plan, replicas: theirs.replicas })
+                let mut receivers = 0;
+                if self.role == Role::Sender {
+                    plan.receivers((self.rank.stage, self.rank.lane), |_| receivers += 1)?;
+                }
+                Arc::new(Paired { side, plan, replicas: theirs.replicas, receivers })
             }
         };
-        let Rank { replica, stage, lane } = greeting.rank;
+        let Rank { replica, stage, lane, .. } = greeting.rank;
         let shape = match self.role {
             Role::Sender => paired.plan.target,
             Role::Receiver => paired.plan.source,

@@ -118,7 +118,7 @@ impl Plan {
     }
 
     /// Whether a rank of the sender has heads of a pair that a rank of the receiver gets.
-    fn meet(&self, from: (u32, u32), to: (u32, u32)) -> bool {
+    pub(super) fn meet(&self, from: (u32, u32), to: (u32, u32)) -> bool {
         self.pairs.iter().filter(|pair| (pair.from_stage, pair.to_stage) == (from.0, to.0)).any(|pair| {
             let heads = |side: &Shape, lane| {
                 let first = side.first_head(pair.heads, lane);

@@ -1,51 +1,97 @@
-//! A request at the receiver: what has arrived of it, from whom, and what is still asked for.
+//! A request at the receiver, and a connection: what has arrived, and what the other ends are yet to hear.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::transfer::frames::Reason;
 use crate::transfer::ledger::Ledger;
+use crate::transfer::pairing::Peer;
 use crate::transfer::quarantine::Fence;
-
-/// A sender's rank that a request's rows come from.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct From {
-    pub link: u32,
-    /// Whether something has come of the request.
-    pub heard: bool,
-    /// When it was last told of the grant; none if it is to be told now.
-    pub told: Option<Duration>,
-}
 
 /// See the module's head.
 #[derive(Debug)]
 pub(super) struct Arriving {
-    pub fence: Fence,
     pub tokens: u32,
     /// The first token that is wanted.
     pub first: u32,
     /// The sender's replica.
     pub replica: u32,
     pub landing: Vec<u32>,
-    pub from: Vec<From>,
+    /// The connections that its rows come from.
+    pub links: Vec<u32>,
     pub ledger: Ledger,
     /// Kinds of payloads that have not come.
     pub payloads: Vec<u8>,
     pub deadline: Option<Duration>,
-    /// Layers that were said to be ready.
-    pub ready: Vec<u32>,
-}
-
-/// A use of pages that has ended here. It is told so until the senders have said that nothing lands any more.
-#[derive(Debug)]
-pub(super) struct Ending {
-    pub fence: Fence,
-    pub reason: Reason,
-    /// The connections that have not answered, and when they were last told.
-    pub links: Vec<(u32, Option<Duration>)>,
+    /// The layer, component and first token of the last run that was wrong.
+    pub wrong: Option<(u32, u32, u32)>,
 }
 
 impl Arriving {
     pub fn is_whole(&self) -> bool {
         self.payloads.is_empty() && self.ledger.is_whole()
+    }
+}
+
+/// What a sender is told until it has answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Says {
+    /// A grant, until the sender knows it.
+    Grant,
+    /// An end, until nothing is in flight.
+    End(Reason),
+}
+
+/// Something that is told again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Saying {
+    pub fence: Fence,
+    pub says: Says,
+    /// When it was told first and last, and how often.
+    pub told: Option<(Duration, Duration)>,
+    pub times: u32,
+}
+
+/// A frame that waits to be taken: its bytes, the parts that it answers, and the message that it answers.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub bytes: Vec<u8>,
+    pub parts: u32,
+    pub answers: Option<u64>,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub link: u32,
+    /// Whether rows are written to landing pages from its other end.
+    pub far: bool,
+    pub peer: Option<Peer>,
+    pub frames: VecDeque<Waiting>,
+    /// The sum of the parts of those frames.
+    pub parts: u32,
+    pub sayings: Vec<Saying>,
+    /// Whether a frame has come since the last poll, and the time of the poll after the last frame.
+    pub heard: bool,
+    pub heard_at: Option<Duration>,
+}
+
+impl Line {
+    pub fn new(link: u32, far: bool, hello: Vec<u8>) -> Line {
+        let frames = VecDeque::from([Waiting { bytes: hello, parts: 0, answers: None }]);
+        let (peer, sayings) = (None, Vec::new());
+        Line { link, far, peer, frames, parts: 0, sayings, heard: true, heard_at: None }
+    }
+
+    /// Tells something until it is answered, instead of what was told of this use of pages.
+    pub fn say(&mut self, fence: Fence, says: Says) {
+        self.sayings.retain(|saying| saying.fence != fence);
+        self.sayings.push(Saying { fence, says, told: None, times: 0 });
+    }
+
+    /// Since when the other end owes an answer, its hello included.
+    pub fn owed_since(&self) -> Option<Duration> {
+        let told = self.sayings.iter().filter_map(|saying| Some(saying.told?.0));
+        told.chain(self.peer.is_none().then_some(Duration::ZERO)).min()
     }
 }

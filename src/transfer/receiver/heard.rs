@@ -1,11 +1,13 @@
 //! What a receiver does with the frames that it gets.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
 use crate::transfer::digest::{digest, of_payload};
 use crate::transfer::frames::{Frame, Notice, Payload, Reason, Rows, answer};
 use crate::transfer::quarantine::{Fence, Writer};
+use crate::transfer::receiver::arriving::{Arriving, Saying, Says, Waiting};
 use crate::transfer::receiver::{Event, Mover, Receiver};
 use crate::transfer::runs::{Of, Request, room};
 
@@ -38,61 +40,98 @@ impl Receiver {
             Frame::Notice(notice) => self.notice(index, &notice, mover)?,
             Frame::Payload(payload) => self.payload(index, &payload)?,
             Frame::Failed { fence, reason } => self.failed(index, (fence, link), reason)?,
-            Frame::Drained { fence } => self.drained(fence, link),
+            Frame::Drained { fence } if self.arriving.contains_key(&fence) => {
+                return foreign("an answer to an end that was not told");
+            }
+            Frame::Drained { fence } => self.drained(index, (fence, link)),
+            Frame::Known { fence } => self.known(index, fence),
             _ => return foreign("a frame that only receivers send"),
         }
+        self.lines.iter_mut().skip(index).take(1).for_each(|line| line.heard = true);
         Ok(())
     }
 
-    /// Whether a request takes rows from a connection. From now on it is not granted again there.
-    fn hears(&mut self, fence: Fence, link: u32) -> bool {
-        let arriving = self.arriving.iter_mut().find(|arriving| arriving.fence == fence);
-        let from = arriving.and_then(|arriving| arriving.from.iter_mut().find(|from| from.link == link));
-        from.map(|from| from.heard = true).is_some()
+    /// A sender knows a grant.
+    fn known(&mut self, index: usize, fence: Fence) {
+        if let Some(line) = self.lines.get_mut(index) {
+            line.sayings.retain(|saying| saying.fence != fence || saying.says != Says::Grant);
+        }
+    }
+
+    /// Whether a request takes rows from a connection. If so, its sender knows the grant.
+    fn hears(&mut self, index: usize, fence: Fence) -> bool {
+        let Some(link) = self.lines.get(index).map(|line| line.link) else { return false };
+        let hears = self.arriving.get(&fence).is_some_and(|arriving| arriving.links.contains(&link));
+        if hears {
+            self.known(index, fence);
+        }
+        hears
+    }
+
+    /// Whether a message waits to be answered: it has come twice.
+    fn waits(&self, index: usize, number: u64) -> bool {
+        let mut frames = self.lines.get(index).into_iter().flat_map(|line| &line.frames);
+        frames.any(|waiting| waiting.answers == Some(number))
     }
 
     /// Queues an answer to a message of so many parts.
     fn answer(&mut self, index: usize, number: u64, parts: u32) -> Result<()> {
         let mut bytes = Vec::new();
         answer(&mut bytes, number, &self.failed);
-        self.say(index, bytes, parts.max(1))
+        self.say(index, Waiting { bytes, parts: parts.max(1), answers: Some(number) })
     }
 
-    /// Queues a frame that a sender's message of so many parts brings about.
-    fn say(&mut self, index: usize, bytes: Vec<u8>, parts: u32) -> Result<()> {
+    /// Queues a frame that a sender's message brings about.
+    fn say(&mut self, index: usize, waiting: Waiting) -> Result<()> {
         let Some(line) = self.lines.get_mut(index) else { return Ok(()) };
-        line.answers = line.answers.saturating_add(parts);
+        line.parts = line.parts.saturating_add(waiting.parts);
         // A part brings about an answer, and an end if its use of pages is not arriving.
-        if line.answers > self.options.window.saturating_mul(2) {
+        if line.parts > self.options.window.saturating_mul(2) {
             return Err(Error::new(Kind::Exhausted, OPERATION)
                 .at("a sender that does not wait for answers")
                 .with("link", line.link)
                 .with("most", self.options.window));
         }
-        line.frames.push_back((bytes, parts));
+        line.frames.push_back(waiting);
         Ok(())
     }
 
     fn notice(&mut self, index: usize, notice: &Notice<'_>, mover: &mut impl Mover) -> Result<()> {
-        let Some(link) = self.lines.get(index).map(|line| line.link) else { return Ok(()) };
+        if self.waits(index, notice.number) {
+            return Ok(());
+        }
         self.failed.clear();
         let mut parts = 0;
         for (place, part) in (0..).zip(notice.parts()) {
             parts += 1;
             // What is told of another use moves nothing.
-            if !self.hears(part.fence, link) {
+            if !self.hears(index, part.fence) {
                 self.disown(index, part.fence)?;
                 continue;
             }
+            let (fence, layer) = (part.fence, part.layer);
+            let ready = self.is_ready(fence, layer);
             match self.take(index, place, &part, mover) {
-                Ok(()) => self.settle(part.fence),
+                Ok(()) => {
+                    if !ready && self.is_ready(fence, layer) {
+                        self.events.push_back(Event::Ready { fence, layer });
+                        self.settle(fence);
+                    }
+                }
                 Err((reason, error)) => {
-                    let error = error.with("layer", part.layer).with("token", part.tokens.start);
-                    self.fail(part.fence, reason, error);
+                    self.fail(fence, reason, error.with("layer", layer).with("token", part.tokens.start));
                 }
             }
         }
         self.answer(index, notice.number, parts)
+    }
+
+    /// Says that a request is whole, if it is.
+    pub(super) fn settle(&mut self, fence: Fence) {
+        if self.arriving.get(&fence).is_some_and(Arriving::is_whole) {
+            self.events.push_back(Event::Whole { fence });
+            self.end(fence, Reason::Done);
+        }
     }
 
     /// Moves the runs of a part. The index of each that failed is left in `failed`.
@@ -104,111 +143,131 @@ impl Receiver {
         mover: &mut impl Mover,
     ) -> std::result::Result<(), Wrong> {
         let wrong = |at| (Reason::BadFormat, Error::new(Kind::BadFormat, OPERATION).at(at));
-        let Some(arriving) = self.arriving.iter_mut().find(|arriving| arriving.fence == part.fence) else {
-            return Ok(());
-        };
-        let Some((link, peer)) =
-            self.lines.get(index).and_then(|line| Some((line.link, line.peer.as_ref()?)))
-        else {
+        let Some(arriving) = self.arriving.get_mut(&part.fence) else { return Ok(()) };
+        let line = self.lines.get(index);
+        let Some((link, peer)) = line.and_then(|line| Some((line.link, line.peer.as_ref()?))) else {
             return Ok(());
         };
         let tokens = part.tokens.clone();
         if tokens.is_empty() || tokens.start < arriving.first || tokens.end > arriving.tokens {
             return Err(wrong("tokens of a notice"));
         }
-        let paired = Arc::clone(&peer.paired);
+        let (paired, fence) = (Arc::clone(&peer.paired), part.fence);
         let own = (self.own.rank.stage, self.own.rank.lane);
         let between = Of::Between((peer.rank.stage, peer.rank.lane), own);
         let chunks = [part.chunk];
         let chunks = if paired.divides() { chunks.as_slice() } else { &[] };
         let request = Request { tokens: tokens.end, replicas: [0, 0], chunks };
         let mut digests = part.digests.iter().peekable();
-        let (mut run_index, fence, mut broken) = (0_u32, part.fence, None);
+        let (bytes, failed, mut broken) = (&mut self.bytes, &mut self.failed, None);
+        let (mut runs, all) = (0_u32, part.digests.are_all());
+        // Ends the visit: what comes then is not told.
+        let enough = || Error::new(Kind::Cancelled, OPERATION);
         let visited = paired.plan.runs(&request, (part.layer, tokens), between, |run| {
-            let own = run_index;
-            run_index += 1;
-            let Some((_, told)) = digests.next_if(|(index, _)| *index == own) else { return Ok(()) };
+            let own = runs;
+            runs += 1;
+            let told = match digests.next_if(|(index, _)| *index == own) {
+                Some((_, told)) => told,
+                None if all || digests.peek().is_none() => return Err(enough()),
+                None => return Ok(()),
+            };
             if arriving.ledger.has(&run)? {
                 return Ok(());
             }
-            let bytes = room(&mut self.bytes, &run)?;
+            let bytes = room(bytes, &run)?;
             let fetched = mover.fetch(link, fence, part.origin, &run, bytes);
             if fetched.is_err() || digest(fence, &run, bytes) != told {
-                self.failed.push((place, own));
+                arriving.wrong = Some((run.layer, run.component, run.token));
+                failed.push((place, own));
                 return Ok(());
             }
             if let Err(error) = mover.store(fence, &run, bytes) {
-                broken = Some((Reason::Aborted, error.clone()));
-                return Err(error);
+                broken = Some((Reason::Aborted, error));
+                return Err(enough());
             }
             arriving.ledger.note(&run).map(|_| ())
         });
         if let Some(broken) = broken {
             return Err(broken);
         }
-        let all = part.digests.all().is_none_or(|all| all as u64 == u64::from(run_index));
+        let told = part.digests.count() > 0 && digests.next().is_none();
         match visited {
-            Ok(()) if all && digests.next().is_none() => Ok(()),
-            Ok(()) => Err(wrong("digests of a notice")),
+            Ok(()) if told => Ok(()),
+            Err(error) if error.kind() == Kind::Cancelled && told && !all => Ok(()),
             Err(error) if error.kind() == Kind::OutOfMemory => Err((Reason::Aborted, error)),
-            Err(_) => Err(wrong("rows of a notice")),
+            Err(error) if error.kind() != Kind::Cancelled => Err(wrong("rows of a notice")),
+            _ => Err(wrong("digests of a notice")),
         }
     }
 
     fn payload(&mut self, index: usize, payload: &Payload<'_>) -> Result<()> {
-        let Some(link) = self.lines.get(index).map(|line| line.link) else { return Ok(()) };
         let Payload { number, fence, kind, digest, bytes } = *payload;
+        if self.waits(index, number) {
+            return Ok(());
+        }
         self.failed.clear();
-        if self.hears(fence, link) {
-            if of_payload(fence, kind, bytes) != digest {
-                self.failed.push((0, 0));
-            } else if let Some(arriving) = self.arriving.iter_mut().find(|arriving| arriving.fence == fence)
-                && let Some(at) = arriving.payloads.iter().position(|other| *other == kind)
-            {
-                // Each rank of the sender sends it; the first one counts.
-                arriving.payloads.remove(at);
-                self.events.push_back(Event::Payload { fence, kind, bytes: bytes.to_vec() });
-                self.settle(fence);
-            }
-        } else {
+        if !self.hears(index, fence) {
             self.disown(index, fence)?;
+        } else if of_payload(fence, kind, bytes) != digest {
+            self.failed.push((0, 0));
+        } else if let Some(arriving) = self.arriving.get_mut(&fence)
+            && let Some(at) = arriving.payloads.iter().position(|other| *other == kind)
+        {
+            // Each rank of the sender sends it; the first one counts.
+            arriving.payloads.remove(at);
+            self.events.push_back(Event::Payload { fence, kind, bytes: bytes.to_vec() });
+            self.settle(fence);
         }
         self.answer(index, number, 1)
     }
 
     /// A sender gives a use of pages up.
     fn failed(&mut self, index: usize, (fence, link): (Fence, u32), reason: Reason) -> Result<()> {
-        if self.hears(fence, link) {
-            let error = Error::new(reason.kind(), OPERATION).at("the sender gave a request up");
-            self.fail(fence, reason, error.with("link", link));
-            return Ok(());
+        if !self.hears(index, fence) {
+            return self.disown(index, fence);
         }
-        self.disown(index, fence)
+        let error =
+            Error::new(reason.kind(), OPERATION).at("the sender gave a request up").with("link", link);
+        let wrong = self.arriving.get(&fence).and_then(|arriving| arriving.wrong);
+        let error = match wrong.filter(|_| reason == Reason::Corrupt) {
+            Some((layer, component, token)) => Error::new(reason.kind(), OPERATION)
+                .at("runs without their digests, time after time")
+                .with("layer", layer)
+                .with("component", component)
+                .with("token", token),
+            None => error,
+        };
+        self.fail(fence, reason, error);
+        Ok(())
     }
 
     /// A sender names a use of pages that is not arriving from it: it is told the end again, or that nothing of it is
     /// read here.
     fn disown(&mut self, index: usize, fence: Fence) -> Result<()> {
-        let Some(link) = self.lines.get(index).map(|line| line.link) else { return Ok(()) };
-        let ending = self.endings.iter_mut().find(|ending| ending.fence == fence);
-        let told = ending.and_then(|ending| ending.links.iter_mut().find(|(other, _)| *other == link));
-        if let Some((_, told)) = told {
-            *told = None;
+        let Some(line) = self.lines.get_mut(index) else { return Ok(()) };
+        let ends = |saying: &&mut Saying| saying.fence == fence && saying.says != Says::Grant;
+        if let Some(saying) = line.sayings.iter_mut().find(ends) {
+            (saying.told, saying.times) = (saying.told.map(|(first, _)| (first, Duration::ZERO)), 0);
             return Ok(());
         }
         let mut bytes = Vec::new();
         Frame::End { fence, reason: Reason::Aborted }.encode(&mut bytes);
-        self.say(index, bytes, 1)
+        match line.frames.iter().any(|waiting| waiting.bytes == bytes) {
+            true => Ok(()),
+            false => self.say(index, Waiting { bytes, parts: 1, answers: None }),
+        }
     }
 
     /// A sender has nothing in flight under a fence any more.
-    fn drained(&mut self, fence: Fence, link: u32) {
+    fn drained(&mut self, index: usize, (fence, link): (Fence, u32)) {
         if let Some(landing) = self.quarantine.drained(fence, Writer(link)) {
             self.events.push_back(Event::Free { landing });
         }
-        if let Some(ending) = self.endings.iter_mut().find(|ending| ending.fence == fence) {
-            ending.links.retain(|(other, _)| *other != link);
+        let Some(line) = self.lines.get_mut(index) else { return };
+        let before = line.sayings.len();
+        line.sayings.retain(|saying| saying.fence != fence);
+        if line.sayings.len() < before {
+            self.ended(fence);
         }
-        self.clear();
     }
 }

@@ -12,7 +12,8 @@
 //! | all rows of a layer are there | [`Event::Ready`] |
 //! | all rows and payloads are there | [`Event::Whole`], and an end to the senders |
 //! | [`Receiver::abort`], a failure, a deadline, a lost connection | an end with the reason |
-//! | all senders have said *drained* | [`Event::Drained`]: landing pages are free |
+//! | all senders have said *drained*, or are gone | [`Event::Drained`]: the end is answered |
+//! | no writer can reach landing pages any more | [`Event::Free`]: only then are they free |
 //!
 //! **What was checked is what is stored.** A run is copied out of the sender's memory, the landing pages or a socket
 //! into private memory, checked there, and stored from there. No foreign writer ever reaches the pages that it is
@@ -22,29 +23,29 @@
 //! **Order does not matter.** The [`Ledger`] has a bit for each row. A notice that comes twice moves nothing the second
 //! time. One for a use that has ended, or never was, moves nothing.
 //!
-//! **Lost messages.** A grant is told again until something of the request comes, and an end until it is answered; the
-//! sender sends notices again.
+//! **Lost messages.** A grant is told again until the sender knows it, and an end until it is answered, each time after
+//! twice as long. The sender tells notices again. A connection on which nothing comes for [`Options::patience`],
+//! although something is owed, is to be closed ([`Action::Close`]).
 //!
 //! **Bounds.** Requests, and ends that are not answered, are at most [`Options::requests`]. Answers that the caller has
-//! not taken are at most twice [`Options::window`] parts for each connection: a sender that sends more is cut off. Nothing is
-//! allocated for a run, but for a buffer of the largest run.
+//! not taken are at most [`Options::window`] parts for each connection, and as many ends: a sender that sends more is cut
+//! off. Nothing is allocated for a run, but for a buffer of the largest run.
 
 mod arriving;
 mod heard;
 mod poll;
 
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
 use crate::transfer::frames::{LANDING_MAX, Rank, Reason};
 use crate::transfer::ledger::Ledger;
-use crate::transfer::pairing::{Own, Peer, Role};
+use crate::transfer::pairing::{Own, Role};
 use crate::transfer::quarantine::{Fence, Quarantine, Writer};
 use crate::transfer::runs::Run;
 use crate::transfer::side::Side;
-use arriving::{Arriving, Ending, From};
+use arriving::{Arriving, Line, Says};
 
 pub use poll::Action;
 
@@ -59,13 +60,21 @@ pub struct Options {
     pub requests: u32,
     /// The most landing pages that writers from afar may reach at a time.
     pub landing: u32,
-    /// After how long a grant or an end is told again.
+    /// After how long a grant or an end is told again; each time twice as long.
     pub resend: Duration,
+    /// After how long a connection is closed on which nothing has come, although something is owed.
+    pub patience: Duration,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { window: 1 << 10, requests: 1 << 12, landing: 1 << 20, resend: Duration::from_millis(200) }
+        Options {
+            window: 1 << 10,
+            requests: 1 << 12,
+            landing: 1 << 20,
+            resend: Duration::from_millis(200),
+            patience: Duration::from_secs(5),
+        }
     }
 }
 
@@ -88,18 +97,18 @@ pub trait Mover {
 /// A request that this rank wants.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// The request, and a generation above those of all grants before.
+    /// The request, by the number of this try at it, and a generation above those of all grants before.
     pub fence: Fence,
     /// Tokens of the prompt.
     pub tokens: u32,
     /// The first token that is wanted: this rank has the rows before. Both sides agree on prefixes by token ids, which
     /// the engine compares; names of published pages are secret to a cache.
     pub first: u32,
-    /// The sender's replica.
-    pub replica: u32,
+    /// The sending instance, and its replica.
+    pub sender: (u64, u32),
     /// The kinds of payloads that belong to it, each once.
     pub payloads: &'a [u8],
-    /// Where writers from afar write; empty if the receiver itself reads.
+    /// Where writers from afar write, as many pages as the tokens need; empty if the receiver itself reads.
     pub landing: &'a [u32],
     /// When it fails, if it is not whole by then.
     pub deadline: Option<Duration>,
@@ -136,7 +145,7 @@ pub enum Event {
         /// Why, with the numbers of what failed where they are known.
         error: Error,
     },
-    /// All senders have answered the end of a use of pages, or are gone.
+    /// All senders have answered the end of a use of pages, or are gone. Landing pages are not free by that.
     Drained {
         /// The use of pages.
         fence: Fence,
@@ -148,27 +157,16 @@ pub enum Event {
     },
 }
 
-/// One connection.
-#[derive(Debug)]
-struct Line {
-    link: u32,
-    /// Whether rows are written to landing pages from its other end.
-    far: bool,
-    peer: Option<Peer>,
-    /// Frames, in order, and the parts that answers among them name.
-    frames: VecDeque<(Vec<u8>, u32)>,
-    /// The sum of those parts.
-    answers: u32,
-}
-
 /// See the module's head.
 #[derive(Debug)]
 pub struct Receiver {
     own: Own,
     options: Options,
     lines: Vec<Line>,
-    arriving: Vec<Arriving>,
-    endings: Vec<Ending>,
+    arriving: BTreeMap<Fence, Arriving>,
+    deadlines: BTreeSet<(Duration, Fence)>,
+    /// Ended uses of pages, and how many connections have not answered.
+    endings: BTreeMap<Fence, u32>,
     quarantine: Quarantine,
     events: VecDeque<Event>,
     /// The generation that the next grant may have at least.
@@ -193,8 +191,9 @@ impl Receiver {
             own: Own::new(side, rank, Role::Receiver)?,
             options,
             lines: Vec::new(),
-            arriving: Vec::new(),
-            endings: Vec::new(),
+            arriving: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            endings: BTreeMap::new(),
             quarantine: Quarantine::new(options.landing),
             events: VecDeque::new(),
             next: 0,
@@ -216,26 +215,25 @@ impl Receiver {
                 .with("link", link));
         }
         let mut hello = Vec::new();
-        self.own.greet(self.options.window, &mut hello);
-        let frames = VecDeque::from([(hello, 0)]);
-        self.lines.push(Line { link, far, peer: None, frames, answers: 0 });
+        self.own.hello(self.options.window).encode(&mut hello);
+        self.lines.push(Line::new(link, far, hello));
         Ok(())
     }
 
     /// A connection is gone. Requests that need it fail. Landing pages that its other end may still write to stay in
     /// quarantine until [`Receiver::destroyed`].
     pub fn disconnect(&mut self, link: u32) {
-        self.lines.retain(|line| line.link != link);
-        let needs = |arriving: &&Arriving| arriving.from.iter().any(|from| from.link == link);
-        let lost: Vec<Fence> = self.arriving.iter().filter(needs).map(|arriving| arriving.fence).collect();
+        let Some(index) = self.lines.iter().position(|line| line.link == link) else { return };
+        let line = self.lines.remove(index);
+        let needs = self.arriving.iter().filter(|(_, arriving)| arriving.links.contains(&link));
+        let lost: Vec<Fence> = needs.map(|(fence, _)| *fence).collect();
         for fence in lost {
             let error = Error::new(Kind::PeerLost, OPERATION).at("a sender's connection").with("link", link);
             self.fail(fence, Reason::PeerLost, error);
         }
-        for ending in &mut self.endings {
-            ending.links.retain(|(other, _)| *other != link);
+        for saying in line.sayings.iter().filter(|saying| saying.says != Says::Grant) {
+            self.ended(saying.fence);
         }
-        self.clear();
     }
 
     /// What the other end of a connection that is gone could write through no longer exists: its registered memory was
@@ -262,10 +260,11 @@ impl Receiver {
     /// # Errors
     /// [`Kind::InvalidState`] for a generation that is not above those before, or while a rank of the replica that has
     /// rows for this one is not connected; [`Kind::Exhausted`] for more requests or landing pages than the options
-    /// allow; [`Kind::OutOfRange`] for tokens, a replica or payloads that cannot be; [`Kind::OutOfMemory`]. An error
-    /// changes nothing.
+    /// allow; [`Kind::OutOfRange`] for tokens, payloads or landing pages that cannot be, and if nothing is wanted;
+    /// [`Kind::OutOfMemory`]. An error changes nothing.
     pub fn grant(&mut self, wanted: &Wanted<'_>) -> Result<()> {
-        let Wanted { fence, tokens, first, replica, payloads, landing, deadline } = *wanted;
+        let Wanted { fence, tokens, first, sender: (instance, replica), payloads, landing, deadline } =
+            *wanted;
         let wrong = |kind, place| Error::new(kind, OPERATION).at(place).with("request", fence.request);
         if fence.generation < self.next {
             return Err(wrong(Kind::InvalidState, "a generation that was used"));
@@ -275,56 +274,63 @@ impl Receiver {
                 wrong(Kind::Exhausted, "requests").hint("wait until senders have answered ended ones")
             );
         }
-        let twice = (1..payloads.len()).any(|at| payloads[..at].contains(&payloads[at]));
-        if tokens == 0 || first > tokens || twice || landing.len() > LANDING_MAX {
+        let twice =
+            payloads.iter().enumerate().any(|(at, kind)| payloads.iter().take(at).any(|of| of == kind));
+        let nothing = first >= tokens && payloads.is_empty();
+        if nothing || first > tokens || twice || landing.len() > LANDING_MAX {
             return Err(wrong(Kind::OutOfRange, "tokens, payloads or landing pages"));
         }
-        let peers = || self.lines.iter().filter_map(|line| Some((line, line.peer.as_ref()?)));
-        let of_replica = || peers().filter(|(_, peer)| peer.rank.replica == replica);
-        let Some((_, one)) = of_replica().next() else {
-            return Err(wrong(Kind::InvalidState, "a replica that is not connected"));
-        };
         let own = (self.own.rank.stage, self.own.rank.lane);
-        let (mut from, mut missing) = (Vec::new(), false);
-        let paired = &one.paired;
-        paired.plan.senders(own, |rank| {
-            let is_it =
-                |peer: &Peer| (peer.rank.stage, peer.rank.lane) == rank && Arc::ptr_eq(&peer.paired, paired);
-            match of_replica().find(|(_, peer)| is_it(peer)) {
-                Some((line, _)) => from.push(From { link: line.link, heard: false, told: None }),
+        let peers = || self.lines.iter().filter_map(|line| Some((line, line.peer.as_ref()?)));
+        let of_sender =
+            || peers().filter(|(_, peer)| (peer.rank.instance, peer.rank.replica) == (instance, replica));
+        // Of two connections to one rank the newer one counts.
+        let Some((_, one)) = of_sender().last() else {
+            return Err(wrong(Kind::InvalidState, "a sender that is not connected"));
+        };
+        let (mut links, mut far, mut missing) = (Vec::new(), false, false);
+        one.paired.plan.senders(own, |rank| {
+            let found = of_sender().filter(|(_, peer)| (peer.rank.stage, peer.rank.lane) == rank).last();
+            match found.filter(|(_, peer)| peer.paired.is_as(&one.paired)) {
+                Some((line, _)) => {
+                    links.push(line.link);
+                    far |= line.far;
+                }
                 None => missing = true,
             }
         })?;
         if missing {
             return Err(wrong(Kind::InvalidState, "a rank of the sender that is not connected"));
         }
-        let ledger = Ledger::new(&paired.plan, own, first..tokens)?;
+        let pages = tokens.div_ceil(one.paired.plan.target.page_tokens.max(1)) as usize;
+        if far && landing.len() < pages {
+            return Err(wrong(Kind::OutOfRange, "landing pages").with("wanted", pages as u64));
+        }
+        let ledger = Ledger::new(&one.paired.plan, own, first..tokens)?;
+        let own_lines = self.lines.iter_mut().filter(|line| links.contains(&line.link));
         if !landing.is_empty() {
-            let far = self.lines.iter().filter(|line| line.far && from.iter().any(|of| of.link == line.link));
-            let writers: Vec<Writer> = far.map(|line| Writer(line.link)).collect();
-            self.quarantine.lend(fence, landing, &writers)?;
+            let far = own_lines.filter(|line| line.far).map(|line| Writer(line.link));
+            self.quarantine.lend(fence, landing, &far.collect::<Vec<_>>())?;
+        }
+        for line in self.lines.iter_mut().filter(|line| links.contains(&line.link)) {
+            line.say(fence, Says::Grant);
         }
         self.next = fence.generation.saturating_add(1);
-        self.arriving.push(Arriving {
-            fence,
-            tokens,
-            first,
-            replica,
-            landing: landing.to_vec(),
-            from,
-            ledger,
-            payloads: payloads.to_vec(),
-            deadline,
-            ready: Vec::new(),
-        });
+        self.deadlines.extend(deadline.map(|deadline| (deadline, fence)));
+        let ready: Vec<u32> = ledger.layers().filter(|layer| ledger.is_ready(*layer)).collect();
+        self.events.extend(ready.into_iter().map(|layer| Event::Ready { fence, layer }));
+        let (landing, payloads) = (landing.to_vec(), payloads.to_vec());
+        let wrong = None;
+        let of = Arriving { tokens, first, replica, landing, links, ledger, payloads, deadline, wrong };
+        self.arriving.insert(fence, of);
+        // A rank that gets nothing has all of it.
         self.settle(fence);
         Ok(())
     }
 
     /// Whether all rows of a layer of a request are stored. Not of one that has ended.
     pub fn is_ready(&self, fence: Fence, layer: u32) -> bool {
-        let found = self.arriving.iter().find(|arriving| arriving.fence == fence);
-        found.is_some_and(|arriving| arriving.ledger.is_ready(layer))
+        self.arriving.get(&fence).is_some_and(|arriving| arriving.ledger.is_ready(layer))
     }
 
     /// Gives a request up: its senders are told. Nothing is stored for it any more.
@@ -332,7 +338,7 @@ impl Receiver {
     /// # Errors
     /// [`Kind::Closed`] for one that is not arriving.
     pub fn abort(&mut self, fence: Fence) -> Result<()> {
-        match self.arriving.iter().any(|arriving| arriving.fence == fence) {
+        match self.arriving.contains_key(&fence) {
             true => {
                 self.end(fence, Reason::Aborted);
                 Ok(())
@@ -342,50 +348,37 @@ impl Receiver {
     }
 
     fn fail(&mut self, fence: Fence, reason: Reason, error: Error) {
-        self.end(fence, reason);
         self.events.push_back(Event::Failed { fence, error: error.with("request", fence.request) });
+        self.end(fence, reason);
     }
 
     /// A use of pages ends: its senders are told until they have answered.
     fn end(&mut self, fence: Fence, reason: Reason) {
-        let Some(index) = self.arriving.iter().position(|arriving| arriving.fence == fence) else { return };
-        let arriving = self.arriving.remove(index);
+        let Some(arriving) = self.arriving.remove(&fence) else { return };
+        arriving.deadline.map(|deadline| self.deadlines.remove(&(deadline, fence)));
         if !arriving.landing.is_empty()
             && let Ok(Some(landing)) = self.quarantine.give_back(fence)
         {
             self.events.push_back(Event::Free { landing });
         }
-        let alive = |from: &From| self.lines.iter().any(|line| line.link == from.link);
-        let links = arriving.from.iter().filter(|from| alive(from)).map(|from| (from.link, None)).collect();
-        self.endings.push(Ending { fence, reason, links });
-        self.clear();
-    }
-
-    /// Says what is ready and whole of a request.
-    fn settle(&mut self, fence: Fence) {
-        let Some(arriving) = self.arriving.iter_mut().find(|arriving| arriving.fence == fence) else {
-            return;
-        };
-        for layer in arriving.ledger.layers() {
-            if arriving.ledger.is_ready(layer) && !arriving.ready.contains(&layer) {
-                arriving.ready.push(layer);
-                self.events.push_back(Event::Ready { fence, layer });
-            }
+        let mut told = 0;
+        for line in self.lines.iter_mut().filter(|line| arriving.links.contains(&line.link)) {
+            line.say(fence, Says::End(reason));
+            told += 1;
         }
-        if arriving.is_whole() {
-            self.events.push_back(Event::Whole { fence });
-            self.end(fence, Reason::Done);
+        match told {
+            0 => self.events.push_back(Event::Drained { fence }),
+            _ => drop(self.endings.insert(fence, told)),
         }
     }
 
-    /// Forgets ends that all senders have answered.
-    fn clear(&mut self) {
-        let events = &mut self.events;
-        self.endings.retain(|ending| {
-            if ending.links.is_empty() {
-                events.push_back(Event::Drained { fence: ending.fence });
-            }
-            !ending.links.is_empty()
-        });
+    /// One connection fewer owes an answer to an end.
+    fn ended(&mut self, fence: Fence) {
+        let Some(left) = self.endings.get_mut(&fence) else { return };
+        *left -= 1;
+        if *left == 0 {
+            self.endings.remove(&fence);
+            self.events.push_back(Event::Drained { fence });
+        }
     }
 }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use crate::error::{Error, Kind};
 use crate::transfer::frames::{Frame, Grant, Reason, list};
+use crate::transfer::quarantine::Fence;
+use crate::transfer::receiver::arriving::{Line, Saying, Says};
 use crate::transfer::receiver::{Event, Receiver};
 
 /// What a receiver wants done.
@@ -14,6 +16,11 @@ pub enum Action {
         /// On this connection.
         link: u32,
     },
+    /// Close a connection whose other end has not answered in time, and say [`Receiver::disconnect`].
+    Close {
+        /// The connection.
+        link: u32,
+    },
     /// Something has happened.
     Event(Event),
 }
@@ -22,81 +29,101 @@ impl Receiver {
     /// What is to be done next; none for nothing before [`Receiver::due`], or before something comes. A frame's bytes
     /// are in `frame` then.
     pub fn poll(&mut self, now: Duration, frame: &mut Vec<u8>) -> Option<Action> {
-        let late = |deadline: &Option<Duration>| deadline.is_some_and(|deadline| now >= deadline);
-        while let Some(arriving) = self.arriving.iter().find(|arriving| late(&arriving.deadline)) {
-            let fence = arriving.fence;
-            let mut missing = None;
-            for layer in arriving.ledger.layers() {
-                arriving.ledger.missing(layer, |tokens| {
-                    missing.get_or_insert((layer, tokens.start));
-                });
-            }
-            let error = Error::new(Kind::TimedOut, "transfer receiver").at("deadline of a request");
-            let error = match missing {
-                Some((layer, token)) => error.with("layer", layer).with("token", token),
-                None => error,
-            };
-            self.fail(fence, Reason::TimedOut, error);
+        while let Some((_, fence)) = self.deadlines.first().copied().filter(|(deadline, _)| now >= *deadline)
+        {
+            self.deadlines.pop_first();
+            self.time_out(fence);
         }
         if let Some(event) = self.events.pop_front() {
             return Some(Action::Event(event));
         }
         for _ in 0..self.lines.len() {
             self.turn = (self.turn + 1) % self.lines.len();
-            if let Some(link) = self.poll_line(self.turn, now, frame) {
-                return Some(Action::Frame { link });
+            if let Some(action) = self.poll_line(self.turn, now, frame) {
+                return Some(action);
             }
         }
         None
     }
 
-    /// When [`Receiver::poll`] has something to do, if nothing comes before; none for never.
-    pub fn due(&self) -> Option<Duration> {
-        let again = |told: Option<Duration>| told.map_or(Duration::ZERO, |told| told + self.options.resend);
-        let deadlines = self.arriving.iter().filter_map(|arriving| arriving.deadline);
-        let grants = self.arriving.iter().flat_map(|arriving| &arriving.from).filter(|from| !from.heard);
-        let ends = self.endings.iter().flat_map(|ending| &ending.links);
-        let small = !self.events.is_empty() || self.lines.iter().any(|line| !line.frames.is_empty());
-        let times =
-            deadlines.chain(grants.map(|from| again(from.told))).chain(ends.map(|(_, told)| again(*told)));
-        times.chain(small.then_some(Duration::ZERO)).min()
+    /// A request's deadline has passed. The error names the first layer that is not whole.
+    fn time_out(&mut self, fence: Fence) {
+        let mut error = Error::new(Kind::TimedOut, "transfer receiver").at("deadline of a request");
+        if let Some(arriving) = self.arriving.get(&fence) {
+            let layer = arriving.ledger.layers().find(|layer| !arriving.ledger.is_ready(*layer));
+            let mut first = None;
+            layer.into_iter().for_each(|layer| {
+                arriving.ledger.missing(layer, |tokens| {
+                    first.get_or_insert((layer, tokens.start));
+                });
+            });
+            if let Some((layer, token)) = first {
+                error = error.with("layer", layer).with("token", token);
+            }
+        }
+        self.fail(fence, Reason::TimedOut, error);
     }
 
-    /// The next frame of a connection, if there is one.
-    fn poll_line(&mut self, index: usize, now: Duration, frame: &mut Vec<u8>) -> Option<u32> {
+    /// When [`Receiver::poll`] has something to do, if nothing comes before; none for never.
+    pub fn due(&self) -> Option<Duration> {
+        let lines = self.lines.iter().flat_map(|line| {
+            let told = line.sayings.iter().map(|saying| self.again(saying));
+            let small = (!line.frames.is_empty() || line.heard).then_some(Duration::ZERO);
+            told.chain(small).chain(self.patience_of(line))
+        });
+        let events = (!self.events.is_empty()).then_some(Duration::ZERO);
+        lines.chain(events).chain(self.deadlines.first().map(|(deadline, _)| *deadline)).min()
+    }
+
+    /// When something is told again.
+    fn again(&self, saying: &Saying) -> Duration {
+        let wait = self.options.resend.saturating_mul(1 << saying.times.saturating_sub(1).min(6));
+        saying.told.map_or(Duration::ZERO, |(_, last)| last.saturating_add(wait))
+    }
+
+    /// When a connection has been silent for too long; none if nothing is owed on it.
+    fn patience_of(&self, line: &Line) -> Option<Duration> {
+        let since = line.owed_since()?.max(line.heard_at?);
+        Some(since.saturating_add(self.options.patience))
+    }
+
+    fn poll_line(&mut self, index: usize, now: Duration, frame: &mut Vec<u8>) -> Option<Action> {
         let line = self.lines.get_mut(index)?;
         let link = line.link;
-        frame.clear();
-        if let Some((bytes, parts)) = line.frames.pop_front() {
-            line.answers -= parts;
-            frame.extend(bytes);
-            return Some(link);
+        if std::mem::take(&mut line.heard) {
+            line.heard_at = Some(now);
         }
-        let due = |told: Option<Duration>| told.is_none_or(|told| now >= told + self.options.resend);
-        for arriving in &mut self.arriving {
-            let waits = arriving.from.iter_mut().find(|from| from.link == link && !from.heard);
-            if let Some(from) = waits.filter(|from| due(from.told)) {
-                from.told = Some(now);
+        frame.clear();
+        if let Some(waiting) = line.frames.pop_front() {
+            line.parts -= waiting.parts;
+            frame.extend(waiting.bytes);
+            return Some(Action::Frame { link });
+        }
+        let line = self.lines.get(index)?;
+        if self.patience_of(line).is_some_and(|patience| now >= patience) {
+            return Some(Action::Close { link });
+        }
+        let place = line.sayings.iter().position(|saying| now >= self.again(saying))?;
+        let line = self.lines.get_mut(index)?;
+        let saying = line.sayings.get_mut(place)?;
+        saying.told = Some((saying.told.map_or(now, |(first, _)| first), now));
+        saying.times = saying.times.saturating_add(1);
+        let fence = saying.fence;
+        match saying.says {
+            Says::Grant => {
+                let arriving = self.arriving.get(&fence)?;
                 let mut pages = Vec::new();
                 let grant = Grant {
-                    fence: arriving.fence,
+                    fence,
                     tokens: arriving.tokens,
                     first: arriving.first,
                     replica: arriving.replica,
                     landing: list(&mut pages, if line.far { &arriving.landing } else { &[] }),
                 };
                 Frame::Grant(grant).encode(frame);
-                return Some(link);
             }
+            Says::End(reason) => Frame::End { fence, reason }.encode(frame),
         }
-        for ending in &mut self.endings {
-            let waits = ending.links.iter_mut().find(|(other, _)| *other == link);
-            if let Some((_, told)) = waits.filter(|(_, told)| due(*told)) {
-                *told = Some(now);
-                Frame::End { fence: ending.fence, reason: ending.reason }.encode(frame);
-                return Some(link);
-            }
-        }
-        None
+        Some(Action::Frame { link })
     }
 }

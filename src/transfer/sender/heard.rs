@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Kind, Result};
-use crate::transfer::frames::{Answer, Frame, Reason};
+use crate::transfer::frames::{Answer, Frame, Grant, Reason};
 use crate::transfer::quarantine::Fence;
 use crate::transfer::sender::line::{Job, What};
 use crate::transfer::sender::request::{Granted, Target};
@@ -16,8 +16,8 @@ impl Sender {
     ///
     /// # Errors
     /// [`Kind::BadFormat`] for a frame that no receiver of this version sends, and in this place; those of a hello:
-    /// [`Kind::BadVersion`], and what the two sides do not agree on. The caller closes the connection and says
-    /// [`Sender::disconnect`].
+    /// [`Kind::BadVersion`], and what the two sides do not agree on; [`Kind::Exhausted`] for a receiver that takes no
+    /// frames. The caller closes the connection and says [`Sender::disconnect`].
     pub fn frame(&mut self, link: u32, bytes: &[u8]) -> Result<()> {
         let foreign = |place| Err(Error::new(Kind::BadFormat, OPERATION).at(place).with("link", link));
         let Some(index) = self.lines.iter().position(|line| line.link == link) else {
@@ -32,84 +32,88 @@ impl Sender {
                 self.lines.iter_mut().skip(index).take(1).for_each(|line| line.peer = Some(peer.clone()));
             }
             _ if !known => return foreign("a frame before the hello"),
-            Frame::Grant(grant) => {
-                let landing = grant.landing.iter().collect();
-                let (fence, tokens) = (grant.fence, grant.tokens);
-                let (first, replica) = (grant.first, grant.replica);
-                self.grant(Early { link, fence, tokens, first, replica, landing, done: false })?;
-            }
+            Frame::Grant(grant) => self.granted(index, link, &grant)?,
             Frame::Answer(answer) => self.answer(index, &answer),
-            Frame::End { fence, reason: Reason::Done } if self.is_early(link, fence) => {
-                self.end_early(link, fence)
+            Frame::End { fence, reason: Reason::Done } if self.is_early(index, fence) => {
+                self.end_early(index, fence)?;
             }
             Frame::End { fence, reason } => {
                 self.miss(link, fence)?;
-                self.end(link, fence, reason);
+                self.end(link, fence, reason)?;
             }
             _ => return foreign("a frame that only senders send"),
         }
-        self.clear();
+        self.lines.iter_mut().skip(index).take(1).for_each(|line| line.heard = true);
         Ok(())
+    }
+
+    /// A grant has come. One that is old, or that came before, changes nothing.
+    fn granted(&mut self, index: usize, link: u32, grant: &Grant<'_>) -> Result<()> {
+        let Some(line) = self.lines.get_mut(index) else { return Ok(()) };
+        let fence = grant.fence;
+        line.say(&Frame::Known { fence })?;
+        if line.has_ended(fence) {
+            return Ok(());
+        }
+        let (tokens, first, replica) = (grant.tokens, grant.first, grant.replica);
+        let landing = grant.landing.iter().collect();
+        self.grant(Early { link, fence, tokens, first, replica, landing, done: false })
     }
 
     /// A receiver gives pages for a request.
     pub(super) fn grant(&mut self, grant: Early) -> Result<()> {
         let (link, fence, request) = (grant.link, grant.fence, grant.fence.request);
+        let early = self.early.iter().filter(|early| early.link == link).count();
         let Some(line) = self.lines.iter_mut().find(|line| line.link == link) else { return Ok(()) };
-        if line.has_ended(fence) {
-            return Ok(());
-        }
         let refuse = |reason| Frame::Failed { fence, reason };
         let Some(sending) = self.requests.get_mut(&request) else {
             let known = self.early.iter().any(|early| (early.link, early.fence) == (link, fence));
-            match self.ended.iter().find(|(ended, _)| *ended == request) {
+            return match self.ended.iter().find(|(ended, _)| *ended == request) {
                 Some((_, Reason::Done)) => line.say(&refuse(Reason::Gone)),
                 Some((_, reason)) => line.say(&refuse(*reason)),
-                // One more comes again later.
-                None if !known && self.early.len() < self.options.requests as usize => self.early.push(grant),
-                None => {}
-            }
-            return Ok(());
+                None if known => Ok(()),
+                None if early >= self.options.requests as usize => line.say(&refuse(Reason::Gone)),
+                None => {
+                    self.early.push(grant);
+                    Ok(())
+                }
+            };
         };
-        if let Some(known) = sending.grant_of(fence, link) {
-            // It asks whether anything was lost.
-            if known.ended.is_none() {
-                line.told.iter_mut().filter(|told| told.names(fence)).for_each(|told| told.last = None);
-            }
+        if sending.grant_of(fence, link).is_some() {
             return Ok(());
         }
         let Some(peer) = &line.peer else { return Ok(()) };
-        let own = (self.own.rank.stage, self.own.rank.lane);
-        let (mut receivers, mut gets) = (0, false);
-        peer.paired.plan.receivers(own, |rank| {
-            receivers += 1;
-            gets |= rank == (peer.rank.stage, peer.rank.lane);
-        })?;
-        let target = sending.target.as_ref();
-        let other = target.is_some_and(|target| {
-            !Arc::ptr_eq(&target.paired, &peer.paired) || target.replica != peer.rank.replica
+        let (own, rank) = ((self.own.rank.stage, self.own.rank.lane), (peer.rank.stage, peer.rank.lane));
+        let gets = peer.paired.plan.meet(own, rank);
+        let other = sending.target.as_ref().is_some_and(|target| {
+            !target.paired.is_as(&peer.paired)
+                || (target.instance, target.replica) != (peer.rank.instance, peer.rank.replica)
         });
-        let numbers = grant.tokens == sending.tokens && grant.first <= grant.tokens;
+        let pages = grant.tokens.div_ceil(peer.paired.plan.target.page_tokens.max(1)) as usize;
+        let landing = grant.done || !line.far || grant.landing.len() >= pages;
+        let numbers = grant.tokens == sending.tokens && grant.first <= grant.tokens && landing;
         if !gets || other || !numbers || grant.replica != self.own.rank.replica {
-            line.say(&refuse(Reason::BadFormat));
-            return Ok(());
+            return line.say(&refuse(Reason::BadFormat));
         }
-        let twice = sending.grants.iter().any(|known| known.link == link);
+        let twice = sending.grants.iter().any(|known| known.rank == rank);
         if twice || sending.failed.is_some() || sending.parts.iter().any(|held| held.released) {
-            line.say(&refuse(sending.failed.unwrap_or(Reason::Gone)));
-            return Ok(());
+            return line.say(&refuse(sending.failed.unwrap_or(Reason::Gone)));
         }
-        if target.is_none() {
-            sending.target =
-                Some(Target { paired: Arc::clone(&peer.paired), replica: peer.rank.replica, receivers });
+        if sending.target.is_none() {
+            sending.target = Some(Target {
+                paired: Arc::clone(&peer.paired),
+                instance: peer.rank.instance,
+                replica: peer.rank.replica,
+            });
+            let receivers = sending.receivers();
             sending.parts.iter_mut().for_each(|held| held.waiting = receivers);
         }
-        let (ended, told, drained) = (None, None, false);
-        sending.grants.push(Granted { link, fence, first: grant.first, ended, told, drained });
-        for index in 0..sending.payloads.len() {
-            line.push(Job { request, fence, what: What::Payload(index), attempts: 0 });
-        }
-        let (parts, first, landing) = (sending.parts.len(), grant.first, grant.landing);
+        let (ended, drained, first) = (None, false, grant.first);
+        sending.grants.push(Granted { link, rank, fence, first, ended, drained });
+        let held = sending.tokens <= self.options.bulk_tokens && !sending.finished;
+        let (parts, payloads) = (if held { 0 } else { sending.parts.len() }, sending.payloads.len());
+        (0..payloads).for_each(|payload| self.push_payload(link, fence, payload));
+        let landing = grant.landing;
         self.events.push_back(Event::Granted { request, link, fence, first, landing });
         (0..parts).try_for_each(|part| self.queue(request, part, (link, fence, first)))
     }
@@ -119,12 +123,10 @@ impl Sender {
         let Some(line) = self.lines.get_mut(index) else { return };
         let Some(place) = line.told.iter().position(|told| told.number == answer.number) else { return };
         let Some(told) = line.told.remove(place) else { return };
-        let mut failed = vec![None; told.jobs.len()];
-        for (part, runs) in answer.failed() {
-            failed.iter_mut().skip(part.into()).take(1).for_each(|failed| *failed = Some(runs));
-        }
-        for (job, failed) in told.jobs.into_iter().zip(failed) {
-            match (failed, &job.what) {
+        let mut failed = answer.failed().peekable();
+        for (place, job) in told.jobs.into_iter().enumerate() {
+            let runs = failed.next_if(|(part, _)| usize::from(*part) == place).map(|(_, runs)| runs);
+            match (runs, &job.what) {
                 (None, What::Rows { part, .. }) => self.answered(job.request, *part),
                 (None, What::Payload(_)) => {}
                 (Some(_), _) if job.attempts >= self.options.repeats => {
@@ -140,97 +142,107 @@ impl Sender {
         let Some(sending) = self.requests.get(&job.request).filter(|sending| sending.failed.is_none()) else {
             return;
         };
-        if !sending.open().any(|grant| grant.fence == job.fence) {
+        let Some(line) = self.lines.get_mut(index) else { return };
+        let (link, fence) = (line.link, job.fence);
+        if !sending.open().any(|grant| (grant.link, grant.fence) == (link, fence)) {
             return;
         }
         runs.sort_unstable();
         runs.dedup();
-        let what = match &job.what {
+        let (what, count) = match &job.what {
             What::Rows { part, tokens, .. } => {
-                let between = self.between(index);
-                let counted = self.lines.get(index).and_then(|line| {
-                    let (plan, held) = (&line.peer.as_ref()?.paired.plan, sending.parts.get(*part)?);
-                    count(plan, &held.computed, tokens, between).ok()
-                });
+                let (part, tokens, count) = (*part, tokens.clone(), runs.len());
                 // Runs that the job does not have were not told.
-                if runs.last().is_none_or(|last| counted.is_none_or(|counted| *last as usize >= counted)) {
+                let all = self.runs_of(index, job);
+                if runs.last().is_none_or(|last| *last as usize >= all) {
                     return self.fail(job.request, Reason::BadFormat);
                 }
-                What::Rows { part: *part, tokens: tokens.clone(), some: Some(runs) }
+                (What::Rows { part, tokens, some: Some(runs) }, count)
             }
-            What::Payload(payload) => What::Payload(*payload),
+            What::Payload(payload) => (What::Payload(*payload), 0),
         };
-        let again = Job { request: job.request, fence: job.fence, what, attempts: job.attempts + 1 };
+        let (request, bytes, attempts) = (job.request, job.bytes, job.attempts + 1);
         if let Some(line) = self.lines.get_mut(index) {
-            line.push(again);
+            line.push(Job { request, fence, what, runs: count, bytes, attempts });
         }
+    }
+
+    /// How many runs the tokens of a job have, those included that it does not tell.
+    fn runs_of(&self, index: usize, job: &Job) -> usize {
+        let What::Rows { part, tokens, .. } = &job.what else { return 0 };
+        let plan = self.lines.get(index).and_then(|line| Some(&line.peer.as_ref()?.paired.plan));
+        let held = self.requests.get(&job.request).and_then(|sending| sending.parts.get(*part));
+        let (Some(plan), Some(held)) = (plan, held) else { return 0 };
+        count(plan, &held.computed, tokens, self.between(index)).map_or(0, |(runs, _)| runs)
     }
 
     /// Whether a use of pages is of a request that has not begun.
-    fn is_early(&self, link: u32, fence: Fence) -> bool {
+    fn is_early(&self, index: usize, fence: Fence) -> bool {
         let known = self.ended.iter().any(|(request, _)| *request == fence.request);
-        let ended = self.lines.iter().any(|line| line.link == link && line.has_ended(fence));
+        let ended = self.lines.get(index).is_some_and(|line| line.has_ended(fence));
         !known && !ended && !self.requests.contains_key(&fence.request)
     }
 
-    /// A receiver has all it wants of a request that has not begun here, from other ranks or from before.
-    fn end_early(&mut self, link: u32, fence: Fence) {
-        let full = self.early.len() >= self.options.requests as usize;
-        match self.early.iter_mut().find(|early| (early.link, early.fence) == (link, fence)) {
-            Some(early) => early.done = true,
-            // It is told again later.
-            None if full => return,
-            None => {
-                let (tokens, replica, landing) = (0, self.own.rank.replica, Vec::new());
-                self.early.push(Early { link, fence, tokens, first: 0, replica, landing, done: true });
-            }
+    /// A receiver has all it wants of a request that has not begun here, from other ranks. Of each connection as many
+    /// are remembered as there may be requests; a request that is forgotten so waits for its deadline.
+    fn end_early(&mut self, index: usize, fence: Fence) -> Result<()> {
+        let Some(line) = self.lines.get_mut(index) else { return Ok(()) };
+        let link = line.link;
+        line.say(&Frame::Drained { fence })?;
+        if let Some(early) = self.early.iter_mut().find(|early| (early.link, early.fence) == (link, fence)) {
+            (early.done, early.landing) = (true, Vec::new());
+            return Ok(());
         }
-        if let Some(line) = self.lines.iter_mut().find(|line| line.link == link) {
-            line.say(&Frame::Drained { fence });
+        let own = |early: &Early| early.link == link;
+        if self.early.iter().filter(|early| own(early)).count() >= self.options.requests as usize
+            && let Some(oldest) = self.early.iter().position(|early| own(early) && early.done)
+        {
+            self.early.remove(oldest);
         }
+        let (replica, landing) = (self.own.rank.replica, Vec::new());
+        self.early.push(Early { link, fence, tokens: 0, first: 0, replica, landing, done: true });
+        Ok(())
     }
 
     /// A request begins of which a receiver has all it wants.
     pub(super) fn ended_early(&mut self, link: u32, fence: Fence) -> Result<()> {
         self.miss(link, fence)?;
-        self.end(link, fence, Reason::Done);
-        Ok(())
+        self.end(link, fence, Reason::Done)
     }
 
     /// A use of pages ends whose grant was lost: it ends what was granted, so it is granted first. A receiver may have
     /// all it needs from other ranks.
     fn miss(&mut self, link: u32, fence: Fence) -> Result<()> {
         let Some(sending) = self.requests.get(&fence.request) else { return Ok(()) };
-        if sending.grants.iter().any(|grant| grant.link == link) {
+        let ended = self.lines.iter().any(|line| line.link == link && line.has_ended(fence));
+        if ended || sending.grants.iter().any(|grant| grant.link == link) {
             return Ok(());
         }
         let (tokens, replica) = (sending.tokens, self.own.rank.replica);
         let landing = Vec::new();
-        self.grant(Early { link, fence, tokens, first: tokens, replica, landing, done: false })
+        self.grant(Early { link, fence, tokens, first: tokens, replica, landing, done: true })
     }
 
     /// A receiver reads nothing of this use any more.
-    fn end(&mut self, link: u32, fence: Fence, reason: Reason) {
-        let Some(line) = self.lines.iter_mut().find(|line| line.link == link) else { return };
+    fn end(&mut self, link: u32, fence: Fence, reason: Reason) -> Result<()> {
+        let Some(line) = self.lines.iter_mut().find(|line| line.link == link) else { return Ok(()) };
         line.note_end(fence);
         self.early.retain(|early| (early.link, early.fence) != (link, fence));
         let request = fence.request;
-        let sending = self.requests.get_mut(&request);
-        let Some((sending, drained)) = sending.and_then(|sending| {
-            let grant = sending.grant_of(fence, link)?;
-            grant.ended.get_or_insert(reason);
-            let drained = grant.drained;
+        let granted = self.requests.get_mut(&request).and_then(|sending| {
+            let drained = sending.grant_of(fence, link)?.drained;
             Some((sending, drained))
-        }) else {
-            // Nothing was ever written under it on this connection, or all of it has ended.
-            if !line.writes(fence) {
-                line.say(&Frame::Drained { fence });
-            }
-            return;
+        });
+        let Some((sending, drained)) = granted else {
+            // Nothing was ever told under it on this connection, or all of it has ended.
+            line.failing.retain(|failing| failing.fence != fence);
+            return if line.writes(fence) { Ok(()) } else { line.say(&Frame::Drained { fence }) };
         };
         if drained {
-            line.say(&Frame::Drained { fence });
-            return;
+            return line.say(&Frame::Drained { fence });
+        }
+        if let Some(grant) = sending.grant_of(fence, link) {
+            grant.ended.get_or_insert(reason);
         }
         line.drop_all(fence, |part| {
             if let Some(origin) = sending.answered(part) {
@@ -240,6 +252,8 @@ impl Sender {
         if reason != Reason::Done {
             self.fail(request, reason);
         }
-        self.drain(request, fence, link);
+        self.drain(request, fence, link)?;
+        self.clear(request);
+        Ok(())
     }
 }

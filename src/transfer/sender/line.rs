@@ -4,12 +4,15 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::transfer::frames::Frame;
+use crate::error::{Error, Kind, Result};
+use crate::transfer::frames::{Frame, Reason};
 use crate::transfer::pairing::Peer;
 use crate::transfer::quarantine::Fence;
 
 /// How many ended uses of pages are remembered one by one.
 const REMEMBERED: usize = 1 << 12;
+/// The most small frames that wait to be sent.
+const FRAMES_MAX: usize = 1 << 14;
 
 /// Rows of a part for one receiver: those of some tokens, and of these all runs, or some.
 #[derive(Clone, Debug)]
@@ -17,6 +20,9 @@ pub(super) struct Job {
     pub request: u64,
     pub fence: Fence,
     pub what: What,
+    /// The runs that it tells, and the bytes of its rows.
+    pub runs: usize,
+    pub bytes: u64,
     /// How often runs of it were wrong.
     pub attempts: u32,
 }
@@ -40,16 +46,19 @@ pub(super) enum What {
 pub(super) struct Told {
     pub number: u64,
     pub jobs: Vec<Job>,
-    /// When it was sent for the first time, and for the last time; none if it is to be sent now.
+    /// When it was sent first and last, and how often.
     pub first: Duration,
-    pub last: Option<Duration>,
+    pub last: Duration,
+    pub times: u32,
 }
 
-impl Told {
-    /// Whether it tells something of a use of pages.
-    pub fn names(&self, fence: Fence) -> bool {
-        self.jobs.iter().any(|job| job.fence == fence)
-    }
+/// A use of pages for which the receiver is told that no more comes, until it says that it has ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Failing {
+    pub fence: Fence,
+    pub reason: Reason,
+    /// When it was told first and last.
+    pub told: Option<(Duration, Duration)>,
 }
 
 /// See the module's head.
@@ -60,17 +69,21 @@ pub(super) struct Line {
     pub far: bool,
     pub peer: Option<Peer>,
     /// Small frames, in order.
-    pub frames: VecDeque<Vec<u8>>,
+    frames: VecDeque<Vec<u8>>,
     /// Jobs whose rows are yet to be written, far only.
     pub unwritten: VecDeque<Job>,
-    /// Jobs whose rows are being written, by number.
-    pub writing: Vec<(u64, Job)>,
+    /// Jobs whose rows are being written: the write's number, and when it began.
+    pub writing: Vec<(u64, Duration, Job)>,
     /// Jobs that may be told.
     pub ready: VecDeque<Job>,
     pub told: VecDeque<Told>,
+    pub failing: Vec<Failing>,
     /// The number of the next message, and of the next write.
     pub next: u64,
-    /// Generations that have ended: a grant of one that comes late is none. Those below the floor have all ended.
+    /// Whether a frame has come since the last poll, and the time of the poll after the last frame.
+    pub heard: bool,
+    pub heard_at: Option<Duration>,
+    /// Generations that have ended: a grant of one that comes late is none. None is remembered below the floor.
     ended: BTreeSet<u64>,
     floor: u64,
 }
@@ -86,35 +99,61 @@ impl Line {
             writing: Vec::new(),
             ready: VecDeque::new(),
             told: VecDeque::new(),
+            failing: Vec::new(),
             next: 0,
+            heard: true,
+            heard_at: None,
             ended: BTreeSet::new(),
             floor: 0,
         }
     }
 
-    /// Notes that a use of pages has ended.
+    /// Notes that a use of pages has ended. Of those that are no longer remembered one by one, all count as ended: a
+    /// receiver's generations grow.
     pub fn note_end(&mut self, fence: Fence) {
+        if fence.generation < self.floor {
+            return;
+        }
         self.ended.insert(fence.generation);
         while self.ended.len() > REMEMBERED {
             self.floor = self.ended.pop_first().map_or(self.floor, |first| first.saturating_add(1));
         }
     }
 
-    /// Whether a use of pages has ended, as far as is remembered.
+    /// Whether a use of pages has ended, or is so old that it is taken to have.
     pub fn has_ended(&self, fence: Fence) -> bool {
         fence.generation < self.floor || self.ended.contains(&fence.generation)
     }
 
     /// Queues a small frame.
-    pub fn say(&mut self, frame: &Frame<'_>) {
+    ///
+    /// # Errors
+    /// [`Kind::Exhausted`] for a receiver that sends much and takes nothing.
+    pub fn say(&mut self, frame: &Frame<'_>) -> Result<()> {
+        if self.frames.len() >= FRAMES_MAX {
+            let error = Error::new(Kind::Exhausted, "transfer sender").at("a receiver that takes no frames");
+            return Err(error.with("link", self.link).with("most", FRAMES_MAX as u64));
+        }
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
         self.frames.push_back(bytes);
+        Ok(())
     }
 
-    /// Jobs that were told and not answered.
-    pub fn in_flight(&self) -> usize {
-        self.told.iter().map(|told| told.jobs.len()).sum()
+    /// Takes the first small frame.
+    pub fn small(&mut self) -> Option<Vec<u8>> {
+        self.frames.pop_front()
+    }
+
+    pub fn has_small(&self) -> bool {
+        !self.frames.is_empty()
+    }
+
+    /// How many jobs may be told or written now: the receiver takes so many parts before it has answered.
+    pub fn room(&self) -> usize {
+        let told: usize = self.told.iter().map(|told| told.jobs.len()).sum();
+        let window = self.peer.as_ref().map_or(0, |peer| peer.window as usize);
+        window.saturating_sub(told + self.writing.len())
     }
 
     /// Queues a job: rows that a foreign writer has to write first, or all else.
@@ -131,7 +170,9 @@ impl Line {
         self.ready.retain(|job| job.fence != fence);
     }
 
-    /// Drops all jobs of a use of pages that are not being written, and gives their parts to `dropped`.
+    /// Drops all jobs of a use of pages that are not being written, and gives their parts to `dropped`. A message that
+    /// tells other jobs as well is told again without them, under another number, because answers name parts by their
+    /// place in the message.
     pub fn drop_all(&mut self, fence: Fence, mut dropped: impl FnMut(usize)) {
         let mut keep = |job: &Job| {
             let own = job.fence == fence;
@@ -142,14 +183,27 @@ impl Line {
         };
         self.unwritten.retain(&mut keep);
         self.ready.retain(&mut keep);
-        for told in &mut self.told {
-            told.jobs.retain(&mut keep);
+        for told in std::mem::take(&mut self.told) {
+            if told.jobs.iter().any(|job| job.fence == fence) {
+                self.ready.extend(told.jobs.into_iter().filter(&mut keep));
+            } else {
+                self.told.push_back(told);
+            }
         }
-        self.told.retain(|told| !told.jobs.is_empty());
+        self.failing.retain(|failing| failing.fence != fence);
     }
 
     /// Whether rows are being written under a fence.
     pub fn writes(&self, fence: Fence) -> bool {
-        self.writing.iter().any(|(_, job)| job.fence == fence)
+        self.writing.iter().any(|(_, _, job)| job.fence == fence)
+    }
+
+    /// Since when the other end owes an answer: a hello, an answer, an end, or the end of a write.
+    pub fn owed_since(&self) -> Option<Duration> {
+        let told = self.told.iter().map(|told| told.first);
+        let failing = self.failing.iter().filter_map(|failing| Some(failing.told?.0));
+        let writing = self.writing.iter().map(|(_, began, _)| *began);
+        let hello = self.peer.is_none().then_some(Duration::ZERO);
+        told.chain(failing).chain(writing).chain(hello).min()
     }
 }

@@ -11,30 +11,35 @@
 //! | a grant comes, before or after that | tells what is computed, and from then on each part at once |
 //! | [`Sender::computed`] | tells the parts of all requests of the call in one notice for each receiver |
 //! | an answer | releases parts that all receivers have; sends failed runs again |
-//! | [`Sender::finish`] | knows that nothing more comes; a short prompt is told only now, in one notice |
+//! | [`Sender::finish`] | knows that nothing more comes; a short prompt's rows are told only now, in one notice |
 //! | all receivers have ended | [`Event::Ended`] |
+//!
+//! **Names.** A request's number is of one try: no other try at it has the same, here or at any receiver. So what is
+//! late of an earlier try names nothing. A use of pages is named by its connection and its fence: each receiver counts
+//! generations by itself.
 //!
 //! **Nothing is sent without a grant.** Decode gives pages first. Rows that are computed before are held.
 //!
 //! **Parts are held until they are answered**, because the receiver reads them from where they are. A part of several
-//! receivers is released when the last one has answered or ended.
+//! receivers is released when the last one has answered or ended. A connection that is gone counts as ended: a receiver
+//! that reads on meanwhile finds other bytes, which do not have their digests, and it will learn that the request failed.
 //!
 //! **Writers from afar** ([`Action::Write`]) write rows first, and tell them when they are written. After an end the
 //! sender says *drained* once none of the fence's writes is in flight. A grant that comes after its end is none.
 //!
-//! **Lost messages.** What is not answered within [`Options::resend`] is sent again, under its number. A grant that
-//! comes again has the same effect at once. A connection that has not answered within [`Options::patience`] is to be
-//! closed. A request that failed has to begin again before it is granted again.
+//! **Lost messages.** What is not answered within [`Options::resend`] is sent again, under its number. A connection on
+//! which nothing comes for [`Options::patience`], although something is owed, is to be closed ([`Action::Close`]).
 //!
 //! **Costs.** A message is a look at the runs of its rows, twice: once to count, once for digests. A request takes
-//! memory for its parts and jobs; a run takes none.
+//! memory for its parts and jobs; a run takes none, but for its four bytes in a frame. A call looks at the requests that
+//! it names, and [`Sender::poll`] at each connection.
 
 mod heard;
 mod line;
 mod poll;
 mod request;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,8 +50,8 @@ use crate::transfer::pairing::{Own, Role};
 use crate::transfer::plan::Plan;
 use crate::transfer::quarantine::Fence;
 use crate::transfer::runs::{Of, Request, Run};
-use crate::transfer::side::{Side, Split};
-use line::{Job, Line, What};
+use crate::transfer::side::Side;
+use line::{Failing, Job, Line, What};
 use request::{Held, Sending};
 
 pub use request::Computed;
@@ -66,14 +71,12 @@ pub struct Options {
     pub bytes_per_second: u64,
     /// How often a run is sent again.
     pub repeats: u32,
-    /// After how long a message that was not answered is sent again.
+    /// After how long a message that was not answered is sent again; each time twice as long.
     pub resend: Duration,
-    /// After how long without an answer a connection is closed.
+    /// After how long a connection is closed on which nothing has come, although something is owed.
     pub patience: Duration,
-    /// The most requests at a time; and as many grants of requests that have not begun.
+    /// The most requests at a time, and for each connection the most grants of requests that have not begun.
     pub requests: u32,
-    /// The most parts that a receiver's answers may name before they are read; sent in the hello.
-    pub window: u32,
 }
 
 impl Default for Options {
@@ -85,7 +88,6 @@ impl Default for Options {
             resend: Duration::from_millis(200),
             patience: Duration::from_secs(5),
             requests: 1 << 12,
-            window: 1 << 10,
         }
     }
 }
@@ -113,7 +115,7 @@ pub enum Action {
         link: u32,
         /// The write.
         write: u64,
-        /// The use of pages, as granted.
+        /// The use of pages, as granted on this connection.
         fence: Fence,
         /// The rows; its tokens are those to write.
         rows: Computed,
@@ -142,7 +144,7 @@ pub enum Event {
         fence: Fence,
         /// The first token that is wanted.
         first: u32,
-        /// The receiver's pages for a writer from afar.
+        /// The receiver's pages for a writer from afar, at least as many as its tokens need.
         landing: Vec<u32>,
     },
     /// Nothing needs these rows any more: their memory may be used again.
@@ -178,11 +180,10 @@ struct Early {
 #[derive(Debug)]
 pub struct Sender {
     own: Own,
-    /// Whether this side divides tokens.
-    divides: bool,
     options: Options,
     lines: Vec<Line>,
     requests: BTreeMap<u64, Sending>,
+    deadlines: BTreeSet<(Duration, u64)>,
     early: Vec<Early>,
     ended: VecDeque<(u64, Reason)>,
     events: VecDeque<Event>,
@@ -199,18 +200,14 @@ impl Sender {
     /// A rank of a sending instance, without connections.
     ///
     /// # Errors
-    /// Those of [`Side::encode`]; [`Kind::OutOfRange`] for a rank that the side does not have; [`Kind::InvalidConfig`]
-    /// for a window of nothing.
+    /// Those of [`Side::encode`]; [`Kind::OutOfRange`] for a rank that the side does not have.
     pub fn new(side: Side, rank: Rank, options: Options) -> Result<Sender> {
-        if options.window == 0 {
-            return Err(Error::new(Kind::InvalidConfig, OPERATION).at("window"));
-        }
         Ok(Sender {
-            divides: side.split == Split::Tokens,
             own: Own::new(side, rank, Role::Sender)?,
             options,
             lines: Vec::new(),
             requests: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
             early: Vec::new(),
             ended: VecDeque::new(),
             events: VecDeque::new(),
@@ -232,9 +229,7 @@ impl Sender {
                 .with("link", link));
         }
         let mut line = Line::new(link, far);
-        let mut hello = Vec::new();
-        self.own.greet(self.options.window, &mut hello);
-        line.frames.push_back(hello);
+        line.say(&self.own.hello(1))?;
         self.lines.push(line);
         Ok(())
     }
@@ -245,17 +240,20 @@ impl Sender {
         let Some(index) = self.lines.iter().position(|line| line.link == link) else { return };
         self.lines.remove(index);
         self.early.retain(|early| early.link != link);
-        let mut lost = Vec::new();
+        let mut named = Vec::new();
         for (request, sending) in &mut self.requests {
             for grant in sending.grants.iter_mut().filter(|grant| grant.link == link) {
-                if grant.ended.replace(grant.ended.unwrap_or(Reason::PeerLost)).is_none() {
-                    lost.push(*request);
-                }
+                let lost = grant.ended.replace(grant.ended.unwrap_or(Reason::PeerLost)).is_none();
                 grant.drained = true;
+                named.push((*request, lost));
             }
         }
-        lost.into_iter().for_each(|request| self.fail(request, Reason::PeerLost));
-        self.clear();
+        for (request, lost) in named {
+            if lost {
+                self.fail(request, Reason::PeerLost);
+            }
+            self.clear(request);
+        }
     }
 
     /// A request whose prompt is computed here. At `deadline` it fails, if it is not over by then: not all receivers
@@ -277,6 +275,7 @@ impl Sender {
         }
         self.ended.retain(|(ended, _)| *ended != request);
         self.requests.insert(request, Sending::new(tokens, deadline));
+        self.deadlines.extend(deadline.map(|deadline| (deadline, request)));
         let all = std::mem::take(&mut self.early).into_iter();
         let (own, others): (Vec<_>, Vec<_>) = all.partition(|early| early.fence.request == request);
         self.early = others;
@@ -293,7 +292,7 @@ impl Sender {
     }
 
     /// Rows that the engine has computed and that are complete in memory. The parts of one call are told together.
-    /// Each row of a request is given once. Of a request that has failed they are released at once.
+    /// Each row of a request is given once. Of a request that has failed they are released when it is over.
     ///
     /// # Errors
     /// [`Kind::Closed`] for a request that is not known or over; [`Kind::OutOfRange`] for tokens that it does not have,
@@ -304,21 +303,31 @@ impl Sender {
     }
 
     fn take_part(&mut self, part: &Computed) -> Result<()> {
-        let (divides, request) = (self.divides, part.request);
+        let (request, bulk) = (part.request, self.options.bulk_tokens);
+        let chunk = match &part.chunk {
+            Some(chunk) => self.own.divides() && self.own.covers(chunk, &part.tokens),
+            None => !self.own.divides(),
+        };
         let sending = self.sending(request)?;
         let wrong = |kind, place| Err(Error::new(kind, OPERATION).at(place).with("layer", part.layer));
         if sending.finished {
             return wrong(Kind::InvalidState, "a part of a finished request");
         }
-        if part.tokens.is_empty() || part.tokens.end > sending.tokens || divides != part.chunk.is_some() {
+        if part.tokens.is_empty() || part.tokens.end > sending.tokens || !chunk {
             return wrong(Kind::OutOfRange, "tokens and chunk of a part");
         }
-        let receivers = sending.target.as_ref().map_or(0, |target| target.receivers);
+        let receivers = sending.receivers();
         sending.parts.push(Held { computed: part.clone(), waiting: receivers, released: false });
         let index = sending.parts.len() - 1;
-        if sending.failed.is_some() {
+        if sending.failed.is_some() || sending.tokens <= bulk {
             return Ok(());
         }
+        self.queue_for_all(request, index)
+    }
+
+    /// Queues a part for all receivers that have granted.
+    fn queue_for_all(&mut self, request: u64, index: usize) -> Result<()> {
+        let Some(sending) = self.requests.get(&request) else { return Ok(()) };
         let grants: Vec<_> =
             sending.grants.iter().map(|g| (g.link, g.fence, g.first, g.ended.is_some())).collect();
         for (link, fence, first, ended) in grants {
@@ -345,21 +354,26 @@ impl Sender {
             return wrong(Kind::InvalidState, "a payload twice, or after the end");
         }
         sending.payloads.push((kind, bytes.to_vec()));
+        if sending.failed.is_some() {
+            return Ok(());
+        }
         let index = sending.payloads.len() - 1;
         let grants: Vec<_> = sending.open().map(|grant| (grant.link, grant.fence)).collect();
-        for (link, fence) in grants {
-            self.push(link, Job { request, fence, what: What::Payload(index), attempts: 0 });
-        }
+        grants.into_iter().for_each(|(link, fence)| self.push_payload(link, fence, index));
         Ok(())
     }
 
     /// The engine has given all rows and payloads of a request.
     ///
     /// # Errors
-    /// [`Kind::Closed`].
+    /// [`Kind::Closed`] for a request that is over.
     pub fn finish(&mut self, request: u64) -> Result<()> {
-        self.sending(request)?.finished = true;
-        self.clear();
+        let bulk = self.options.bulk_tokens;
+        let sending = self.sending(request)?;
+        let held = !std::mem::replace(&mut sending.finished, true) && sending.tokens <= bulk;
+        let parts = if held && sending.failed.is_none() { sending.parts.len() } else { 0 };
+        (0..parts).try_for_each(|index| self.queue_for_all(request, index))?;
+        self.clear(request);
         Ok(())
     }
 
@@ -370,7 +384,7 @@ impl Sender {
     pub fn abort(&mut self, request: u64) -> Result<()> {
         self.sending(request)?;
         self.fail(request, Reason::Aborted);
-        self.clear();
+        self.clear(request);
         Ok(())
     }
 
@@ -378,8 +392,8 @@ impl Sender {
     /// write everything.
     pub fn written(&mut self, link: u32, write: u64, failed: bool) {
         let Some(line) = self.lines.iter_mut().find(|line| line.link == link) else { return };
-        let Some(index) = line.writing.iter().position(|(number, _)| *number == write) else { return };
-        let (_, job) = line.writing.remove(index);
+        let Some(index) = line.writing.iter().position(|(number, _, _)| *number == write) else { return };
+        let (_, _, job) = line.writing.remove(index);
         let (request, fence) = (job.request, job.fence);
         let open = self.requests.get(&request).is_some_and(|sending| {
             let mut open = sending.open();
@@ -392,13 +406,16 @@ impl Sender {
         if failed {
             self.fail(request, Reason::PeerLost);
         }
-        self.drain(request, fence, link);
-        self.clear();
+        // A frame that finds no room is said again when the receiver asks.
+        let _ = self.drain(request, fence, link);
+        self.clear(request);
     }
 
-    fn push(&mut self, link: u32, job: Job) {
+    fn push_payload(&mut self, link: u32, fence: Fence, index: usize) {
+        let request = fence.request;
         if let Some(line) = self.lines.iter_mut().find(|line| line.link == link) {
-            line.push(job);
+            let what = What::Payload(index);
+            line.push(Job { request, fence, what, runs: 0, bytes: 0, attempts: 0 });
         }
     }
 
@@ -414,16 +431,19 @@ impl Sender {
         let between =
             Of::Between((self.own.rank.stage, self.own.rank.lane), (peer.rank.stage, peer.rank.lane));
         let tokens = held.computed.tokens.start.max(first)..held.computed.tokens.end;
-        let mut ranges = vec![tokens];
+        // Halves of what is too much for one job.
+        let mut rest = Some(tokens);
+        let mut later = Vec::new();
         let mut jobs: u32 = 0;
-        while let Some(tokens) = ranges.pop() {
-            let runs = count(&paired.plan, &held.computed, &tokens, between)?;
+        while let Some(tokens) = rest.take().or_else(|| later.pop()) {
+            let (runs, bytes) = count(&paired.plan, &held.computed, &tokens, between)?;
             if runs > RUNS_MAX && tokens.len() > 1 {
                 let half = tokens.start + tokens.len() as u32 / 2;
-                ranges.extend([half..tokens.end, tokens.start..half]);
+                later.push(half..tokens.end);
+                rest = Some(tokens.start..half);
             } else if runs > 0 {
                 let what = What::Rows { part: index, tokens, some: None };
-                line.push(Job { request, fence, what, attempts: 0 });
+                line.push(Job { request, fence, what, runs, bytes, attempts: 0 });
                 jobs += 1;
             }
         }
@@ -450,51 +470,49 @@ impl Sender {
         for grant in sending.open() {
             if let Some(line) = self.lines.iter_mut().find(|line| line.link == grant.link) {
                 line.drop_queued(grant.fence);
+                line.failing.push(Failing { fence: grant.fence, reason, told: None });
             }
         }
     }
 
     /// Says that nothing lands under a fence any more, if it has ended and nothing is being written under it.
-    fn drain(&mut self, request: u64, fence: Fence, link: u32) {
-        let Some(line) = self.lines.iter_mut().find(|line| line.link == link) else { return };
+    fn drain(&mut self, request: u64, fence: Fence, link: u32) -> Result<()> {
+        let Some(line) = self.lines.iter_mut().find(|line| line.link == link) else { return Ok(()) };
         let grant = self.requests.get_mut(&request).and_then(|sending| sending.grant_of(fence, link));
         if let Some(grant) = grant.filter(|grant| grant.ended.is_some() && !grant.drained)
             && !line.writes(fence)
         {
             grant.drained = true;
-            line.say(&Frame::Drained { fence });
+            line.say(&Frame::Drained { fence })?;
         }
+        Ok(())
     }
 
-    /// Forgets the requests that are over.
-    fn clear(&mut self) {
-        let (events, ended) = (&mut self.events, &mut self.ended);
-        self.requests.retain(|request, sending| {
-            if !sending.is_over() {
-                return true;
-            }
-            let held = sending.parts.iter_mut().filter(|held| !held.released);
-            events
-                .extend(held.map(|held| Event::Released { request: *request, origin: held.computed.origin }));
-            let reason = sending.failed.unwrap_or(Reason::Done);
-            events.push_back(Event::Ended { request: *request, reason });
-            ended.push_back((*request, reason));
-            false
-        });
+    /// Forgets a request if it is over.
+    fn clear(&mut self, request: u64) {
+        let Some(sending) = self.requests.get(&request).filter(|sending| sending.is_over()) else { return };
+        let reason = sending.failed.unwrap_or(Reason::Done);
+        sending.deadline.map(|deadline| self.deadlines.remove(&(deadline, request)));
+        let parts = self.requests.remove(&request).into_iter().flat_map(|sending| sending.parts);
+        let held = parts.filter(|held| !held.released).map(|held| held.computed.origin);
+        self.events.extend(held.map(|origin| Event::Released { request, origin }));
+        self.events.push_back(Event::Ended { request, reason });
+        self.ended.push_back((request, reason));
         while self.ended.len() > REMEMBERED {
             self.ended.pop_front();
         }
     }
 }
 
-/// How many runs some tokens of a part have. None, if the receiver does not keep the layer.
-fn count(plan: &Plan, part: &Computed, tokens: &Range<u32>, between: Of) -> Result<usize> {
-    let mut runs = 0;
-    visit(plan, part, tokens, between, |_| {
+/// How many runs some tokens of a part have, and the bytes of these. None, if the receiver does not keep the layer.
+fn count(plan: &Plan, part: &Computed, tokens: &Range<u32>, between: Of) -> Result<(usize, u64)> {
+    let (mut runs, mut bytes) = (0, 0_u64);
+    visit(plan, part, tokens, between, |run| {
         runs += 1;
+        bytes = bytes.saturating_add(run.total());
         Ok(())
     })?;
-    Ok(runs)
+    Ok((runs, bytes))
 }
 
 /// Visits the runs of some tokens of a part.

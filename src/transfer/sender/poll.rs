@@ -1,6 +1,5 @@
 //! What a sender wants done next.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,73 +10,71 @@ use crate::transfer::frames::{
 };
 use crate::transfer::plan::Plan;
 use crate::transfer::runs::{Chunk, Of, room};
-use crate::transfer::sender::line::{Job, Line, Told, What};
-use crate::transfer::sender::request::{Computed, Held, Sending};
+use crate::transfer::sender::line::{Failing, Job, Line, Told, What};
+use crate::transfer::sender::request::{Computed, Held};
 use crate::transfer::sender::{Action, Sender, Source, visit};
-
-/// What a line may send.
-enum Next {
-    /// A message that was not answered: its place.
-    Again(usize),
-    /// The first of the queued jobs that may be told: its place.
-    Fresh(usize),
-}
 
 impl Sender {
     /// What is to be done next; none for nothing before [`Sender::due`], or before something comes. A frame's bytes
     /// are in `frame` then.
     ///
     /// # Errors
-    /// [`Kind::OutOfMemory`](crate::error::Kind::OutOfMemory), and [`Kind::Internal`](crate::error::Kind::Internal).
+    /// [`Kind::OutOfMemory`](crate::error::Kind::OutOfMemory).
     pub fn poll(
         &mut self,
         now: Duration,
         source: &mut impl Source,
         frame: &mut Vec<u8>,
     ) -> Result<Option<Action>> {
-        let late = |sending: &Sending| {
-            sending.failed.is_none() && sending.deadline.is_some_and(|deadline| now >= deadline)
-        };
-        while let Some(request) = self.requests.iter().find(|(_, of)| late(of)).map(|(request, _)| *request) {
+        while let Some((_, request)) =
+            self.deadlines.first().copied().filter(|(deadline, _)| now >= *deadline)
+        {
+            self.deadlines.pop_first();
             self.fail(request, Reason::TimedOut);
-            self.clear();
+            self.clear(request);
         }
-        for _ in 0..=self.lines.len() {
+        for _ in 0..self.lines.len() {
             if let Some(event) = self.events.pop_front() {
                 return Ok(Some(Action::Event(event)));
             }
-            let turn = self.turn;
-            let Some(line) = self.lines.get_mut(turn) else {
-                self.turn = 0;
-                continue;
-            };
-            if let Some(bytes) = line.frames.pop_front() {
-                frame.clear();
-                frame.extend(bytes);
-                return Ok(Some(Action::Frame { link: line.link }));
-            }
-            if let Some(action) = self.poll_line(turn, now, source, frame)? {
+            // Each connection in turn, so that none waits for another's backlog.
+            self.turn = (self.turn + 1) % self.lines.len();
+            if let Some(action) = self.poll_line(self.turn, now, source, frame)? {
                 return Ok(Some(action));
             }
-            self.turn = turn + 1;
         }
         Ok(self.events.pop_front().map(Action::Event))
     }
 
     /// When [`Sender::poll`] has something to do, if nothing comes before; none for never.
     pub fn due(&self) -> Option<Duration> {
-        let resend = self.options.resend;
-        let told = self.lines.iter().flat_map(|line| &line.told);
-        let told = told.map(|told| told.last.map_or(Duration::ZERO, |last| last + resend));
-        let failed = self.requests.values().filter(|sending| sending.failed.is_some());
-        let failed = failed.flat_map(|sending| sending.open());
-        let failed = failed.map(|grant| grant.told.map_or(Duration::ZERO, |told| told + resend));
-        let late = self.requests.values().filter(|sending| sending.failed.is_none());
-        let late = late.filter_map(|sending| sending.deadline);
-        let waits = self.lines.iter().filter(|line| !line.ready.is_empty() || !line.unwritten.is_empty());
-        let fresh = waits.map(|_| self.pace);
-        let small = !self.events.is_empty() || self.lines.iter().any(|line| !line.frames.is_empty());
-        told.chain(failed).chain(late).chain(fresh).chain(small.then_some(Duration::ZERO)).min()
+        let lines = self.lines.iter().flat_map(|line| {
+            let told = line.told.iter().map(|told| self.again(told));
+            let again =
+                |failing: &Failing| failing.told.map_or(Duration::ZERO, |(_, last)| self.later(last, 0));
+            let failing = line.failing.iter().map(again);
+            let (unwritten, ready) = (!line.unwritten.is_empty(), !line.ready.is_empty());
+            let fresh = (line.room() > 0 && (unwritten || ready)).then_some(self.pace);
+            let small = (line.has_small() || line.heard).then_some(Duration::ZERO);
+            told.chain(failing).chain(fresh).chain(small).chain(self.patience_of(line))
+        });
+        let events = (!self.events.is_empty()).then_some(Duration::ZERO);
+        lines.chain(events).chain(self.deadlines.first().map(|(deadline, _)| *deadline)).min()
+    }
+
+    /// When a message is told again.
+    fn again(&self, told: &Told) -> Duration {
+        self.later(told.last, told.times)
+    }
+
+    fn later(&self, last: Duration, times: u32) -> Duration {
+        last.saturating_add(self.options.resend.saturating_mul(1 << times.min(6)))
+    }
+
+    /// When a connection has been silent for too long; none if nothing is owed on it.
+    fn patience_of(&self, line: &Line) -> Option<Duration> {
+        let since = line.owed_since()?.max(line.heard_at?);
+        Some(since.saturating_add(self.options.patience))
     }
 
     fn poll_line(
@@ -88,60 +85,64 @@ impl Sender {
         frame: &mut Vec<u8>,
     ) -> Result<Option<Action>> {
         let Some(line) = self.lines.get_mut(index) else { return Ok(None) };
-        let (link, resend) = (line.link, self.options.resend);
-        let failed = self.requests.values_mut().filter_map(|sending| Some((sending.failed?, sending)));
-        let mut grants =
-            failed.flat_map(|(reason, of)| of.grants.iter_mut().map(move |grant| (reason, grant)));
-        let untold = grants.find(|(_, grant)| {
-            let due = grant.told.is_none_or(|told| now >= told + resend);
-            due && grant.link == link && grant.ended.is_none()
-        });
-        if let Some((reason, grant)) = untold {
-            grant.told = Some(now);
+        let link = line.link;
+        if std::mem::take(&mut line.heard) {
+            line.heard_at = Some(now);
+        }
+        if let Some(bytes) = line.small() {
             frame.clear();
-            Frame::Failed { fence: grant.fence, reason }.encode(frame);
+            frame.extend(bytes);
             return Ok(Some(Action::Frame { link }));
         }
-        let Some(peer) = &line.peer else { return Ok(None) };
-        if line.told.iter().any(|told| now >= told.first + self.options.patience) {
+        let resend = self.options.resend;
+        let due =
+            |failing: &&mut Failing| failing.told.is_none_or(|(_, last)| now >= last.saturating_add(resend));
+        if let Some(failing) = line.failing.iter_mut().find(due) {
+            failing.told = Some((failing.told.map_or(now, |(first, _)| first), now));
+            frame.clear();
+            Frame::Failed { fence: failing.fence, reason: failing.reason }.encode(frame);
+            return Ok(Some(Action::Frame { link }));
+        }
+        let Some(line) = self.lines.get(index) else { return Ok(None) };
+        if self.patience_of(line).is_some_and(|patience| now >= patience) {
             return Ok(Some(Action::Close { link }));
         }
-        let room = (peer.window as usize).saturating_sub(line.in_flight());
-        let bulk = self.options.bulk_tokens;
-        if line.writing.len() < room
-            && let Some(place) = line.unwritten.iter().position(|job| may_go(&self.requests, job, bulk))
-        {
-            return Ok(self.write(index, place));
+        let (room, paced) = (line.room(), now >= self.pace);
+        if room > 0 && paced && !line.unwritten.is_empty() {
+            return Ok(self.write(index, now));
         }
-        let line = &mut self.lines[index];
-        let due = |told: &Told| told.last.is_none_or(|last| now >= last + resend);
-        let next = match line.told.iter().position(due) {
-            Some(told) => Some(Next::Again(told)),
-            None if room > 0 && now >= self.pace => {
-                let fresh = line.ready.iter().position(|job| may_go(&self.requests, job, bulk));
-                fresh.map(Next::Fresh)
-            }
-            None => None,
-        };
-        match next {
-            Some(Next::Again(place)) => self.tell_again(index, place, now, source, frame),
-            Some(Next::Fresh(place)) => self.tell(index, (place, room), now, source, frame),
-            None => Ok(None),
+        if let Some(place) = line.told.iter().position(|told| now >= self.again(told)) {
+            return self.tell_again(index, place, now, source, frame);
+        }
+        match room > 0 && (paced || line.far) && !line.ready.is_empty() {
+            true => self.tell(index, room, now, source, frame),
+            false => Ok(None),
         }
     }
 
     /// Asks for a job's rows to be written.
-    fn write(&mut self, index: usize, place: usize) -> Option<Action> {
+    fn write(&mut self, index: usize, now: Duration) -> Option<Action> {
         let line = self.lines.get_mut(index)?;
-        let job = line.unwritten.remove(place)?;
+        let job = line.unwritten.pop_front()?;
         let What::Rows { part, tokens, some } = &job.what else { return None };
         let held = self.requests.get(&job.request)?.parts.get(*part)?;
         let (mut rows, some) = (held.computed.clone(), some.clone());
         rows.tokens = tokens.clone();
-        let (link, write, fence) = (line.link, line.next, job.fence);
+        let (link, write, fence, bytes) = (line.link, line.next, job.fence, job.bytes);
         line.next += 1;
-        line.writing.push((write, job));
+        line.writing.push((write, now, job));
+        self.spend(now, bytes);
         Some(Action::Write { link, write, fence, rows, some })
+    }
+
+    /// Moves the time at which more rows may go.
+    fn spend(&mut self, now: Duration, bytes: u64) {
+        let nanoseconds =
+            (u128::from(bytes) * 1_000_000_000).checked_div(self.options.bytes_per_second.into());
+        if let Some(nanoseconds) = nanoseconds {
+            let lasts = Duration::from_nanos(nanoseconds.try_into().unwrap_or(u64::MAX));
+            self.pace = self.pace.max(now).saturating_add(lasts);
+        }
     }
 
     /// Sends a message again. What it tells is still held.
@@ -155,51 +156,40 @@ impl Sender {
     ) -> Result<Option<Action>> {
         let Some(line) = self.lines.get_mut(index) else { return Ok(None) };
         let Some(told) = line.told.get_mut(place) else { return Ok(None) };
-        told.last = Some(now);
+        (told.last, told.times) = (now, told.times.saturating_add(1));
         let (number, jobs) = (told.number, told.jobs.clone());
         self.message(index, number, &jobs, source, frame)
     }
 
-    /// Tells queued jobs from `place` on in one message: one payload, or as many rows as there is room for.
+    /// Tells queued jobs in one message: one payload, or as many rows as there is room for.
     fn tell(
         &mut self,
         index: usize,
-        (place, room): (usize, usize),
+        room: usize,
         now: Duration,
         source: &mut impl Source,
         frame: &mut Vec<u8>,
     ) -> Result<Option<Action>> {
-        let bulk = self.options.bulk_tokens;
-        let between = self.between(index);
         let Some(line) = self.lines.get_mut(index) else { return Ok(None) };
-        let (mut jobs, mut bytes, mut rows, mut at) = (Vec::new(), NOTICE, 0, place);
-        while let Some(job) = line.ready.get(at).filter(|_| jobs.len() < room.min(u16::MAX.into())) {
-            if !may_go(&self.requests, job, bulk) {
-                at += 1;
-                continue;
-            }
-            if let What::Rows { .. } = job.what {
-                let (own, all) = size(line, &self.requests, job, between)?;
-                if bytes + own > FRAME_MAX {
-                    break;
-                }
-                (bytes, rows) = (bytes + own, rows + all);
-            } else if !jobs.is_empty() {
+        let (mut jobs, mut bytes, mut rows) = (Vec::new(), NOTICE, 0_u64);
+        while let Some(job) = line.ready.front().filter(|_| jobs.len() < room.min(u16::MAX.into())) {
+            let payload = matches!(job.what, What::Payload(_));
+            let digests = if matches!(job.what, What::Rows { some: Some(_), .. }) { 8 } else { 4 };
+            bytes += PART + digests * job.runs;
+            if !jobs.is_empty() && (payload || bytes > FRAME_MAX) {
                 break;
             }
-            let payload = matches!(job.what, What::Payload(_));
-            jobs.extend(line.ready.remove(at));
+            rows = rows.saturating_add(job.bytes);
+            jobs.extend(line.ready.pop_front());
             if payload {
                 break;
             }
         }
-        let number = line.next;
+        let (number, far) = (line.next, line.far);
         line.next += 1;
-        line.told.push_back(Told { number, jobs: jobs.clone(), first: now, last: Some(now) });
-        let nanoseconds =
-            (u128::from(rows) * 1_000_000_000).checked_div(self.options.bytes_per_second.into());
-        if let Some(nanoseconds) = nanoseconds {
-            self.pace = self.pace.max(now) + Duration::from_nanos(nanoseconds.try_into().unwrap_or(u64::MAX));
+        line.told.push_back(Told { number, jobs: jobs.clone(), first: now, last: now, times: 0 });
+        if !far {
+            self.spend(now, rows);
         }
         self.message(index, number, &jobs, source, frame)
     }
@@ -263,7 +253,7 @@ impl Sender {
             line.ready.extend(jobs.iter().filter(|job| job.request != request).cloned());
         }
         self.fail(request, Reason::Gone);
-        self.clear();
+        self.clear(request);
         Ok(None)
     }
 }
@@ -287,29 +277,4 @@ fn read_digests(
         index += 1;
         Ok(())
     })
-}
-
-/// Whether a job may be told now: its request has not failed, and is no short prompt that is being computed.
-fn may_go(requests: &BTreeMap<u64, Sending>, job: &Job, bulk_tokens: u32) -> bool {
-    requests
-        .get(&job.request)
-        .is_some_and(|sending| sending.failed.is_none() && (sending.finished || sending.tokens > bulk_tokens))
-}
-
-/// The bytes of a job in a notice, and those of its rows.
-fn size(line: &Line, requests: &BTreeMap<u64, Sending>, job: &Job, between: Of) -> Result<(usize, u64)> {
-    let What::Rows { part, tokens, some } = &job.what else { return Ok((0, 0)) };
-    let (Some(peer), Some(held)) =
-        (&line.peer, requests.get(&job.request).and_then(|sending| sending.parts.get(*part)))
-    else {
-        return Ok((0, 0));
-    };
-    let (mut runs, mut bytes) = (0, 0_u64);
-    visit(&peer.paired.plan, &held.computed, tokens, between, |run| {
-        runs += 1;
-        bytes = bytes.saturating_add(run.total());
-        Ok(())
-    })?;
-    let digests = some.as_ref().map_or(4 * runs, |some| 8 * some.len());
-    Ok((PART + digests, bytes))
 }

@@ -38,12 +38,12 @@ pub(super) struct Held {
 #[derive(Debug)]
 pub(super) struct Granted {
     pub link: u32,
+    /// The receiver's stage and lane.
+    pub rank: (u32, u32),
     pub fence: Fence,
     /// The first token that it wants.
     pub first: u32,
     pub ended: Option<Reason>,
-    /// When it was last told that the request failed.
-    pub told: Option<Duration>,
     /// Whether nothing is written under its fence any more, and it was told so.
     pub drained: bool,
 }
@@ -52,9 +52,8 @@ pub(super) struct Granted {
 #[derive(Debug)]
 pub(super) struct Target {
     pub paired: Arc<Paired>,
+    pub instance: u64,
     pub replica: u32,
-    /// Its ranks that get rows from this one.
-    pub receivers: u32,
 }
 
 /// See the module's head.
@@ -94,10 +93,15 @@ impl Sending {
         self.grants.iter().filter(|grant| grant.ended.is_none())
     }
 
+    /// How many receivers a part is for; none is known before the first grant.
+    pub fn receivers(&self) -> u32 {
+        self.target.as_ref().map_or(0, |target| target.paired.receivers)
+    }
+
     /// Whether no receiver reads or waits any more, and nothing is being written for one.
     pub fn is_over(&self) -> bool {
         let settled = self.grants.iter().all(|grant| grant.drained);
-        let all = self.target.as_ref().map_or(u32::MAX, |target| target.receivers);
+        let all = self.target.as_ref().map_or(u32::MAX, |target| target.paired.receivers);
         settled && (self.failed.is_some() || self.finished && self.grants.len() as u64 >= u64::from(all))
     }
 

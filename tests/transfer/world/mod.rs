@@ -59,6 +59,10 @@ struct Attempt {
     fences: Vec<Option<Fence>>,
     whole: usize,
     given_up: bool,
+    /// Whether something has happened meanwhile for which it may fail.
+    touched: bool,
+    /// Why it failed, in the machines' words.
+    why: String,
     over: bool,
     began: Duration,
 }
@@ -80,6 +84,10 @@ pub struct World {
     /// By fence, receiver, layer and link: how many tokens were told, for the control.
     told: HashMap<(Fence, usize, u32, u32), u32>,
     broken: Option<String>,
+    /// Whether a message was nonsense.
+    confused: bool,
+    /// Landing pages, as senders were told.
+    granted: HashMap<(u32, Fence), Vec<u32>>,
     /// Uses whose end was not answered, by receiver.
     open: Vec<(usize, Fence)>,
     pub seen: Seen,
@@ -93,6 +101,7 @@ pub struct Seen {
     pub resent: u32,
     pub late_writes: u32,
     pub cut: u32,
+    pub closed: u32,
     pub layers: u32,
 }
 
@@ -108,11 +117,15 @@ const SENDING: sender::Options = sender::Options {
     resend: Duration::from_millis(50),
     patience: Duration::from_secs(2),
     requests: 8,
-    window: 64,
 };
 
-const RECEIVING: receiver::Options =
-    receiver::Options { window: 6, requests: 8, landing: 64, resend: Duration::from_millis(60) };
+const RECEIVING: receiver::Options = receiver::Options {
+    window: 6,
+    requests: 8,
+    landing: 64,
+    resend: Duration::from_millis(60),
+    patience: Duration::from_secs(2),
+};
 
 fn shape(draw: &mut Draw) -> [Side; 2] {
     let latent = draw.often(500);
@@ -136,7 +149,9 @@ fn shape(draw: &mut Draw) -> [Side; 2] {
 
 fn ranks(side: &Side) -> Vec<Rank> {
     let stages = 0..side.stages.len() as u32;
-    stages.flat_map(|stage| (0..side.width).map(move |lane| Rank { replica: 0, stage, lane })).collect()
+    stages
+        .flat_map(|stage| (0..side.width).map(move |lane| Rank { instance: 0, replica: 0, stage, lane }))
+        .collect()
 }
 
 impl World {
@@ -176,13 +191,15 @@ impl World {
             now: Duration::ZERO,
             told: HashMap::new(),
             broken: None,
+            confused: false,
+            granted: HashMap::new(),
             open: Vec::new(),
             seen: Seen::default(),
         };
         (0..world.senders.len()).for_each(|index| world.start_sender(index));
         (0..world.receivers.len()).for_each(|index| world.start_receiver(index));
-        for request in 0..2 + world.draw.below(3) {
-            world.attempt(request);
+        for _ in 0..2 + world.draw.below(3) {
+            world.attempt();
         }
         world
     }
@@ -211,8 +228,9 @@ impl World {
         }
     }
 
-    /// Plans one more try at a request.
-    fn attempt(&mut self, request: u64) {
+    /// Plans one more try at a request. Each has a number of its own.
+    fn attempt(&mut self) {
+        let request = self.attempts.len() as u64;
         let tokens = 1 + self.draw.below(40) as u32;
         let mut ends: Vec<u32> =
             (0..self.draw.below(3)).map(|_| 1 + self.draw.below(tokens.into()) as u32).collect();
@@ -245,6 +263,9 @@ impl World {
             fences: vec![None; self.receivers.len()],
             whole: 0,
             given_up: false,
+            // Nonsense may name a request that has not begun.
+            touched: self.confused,
+            why: String::new(),
             over: false,
             began: self.now,
         });
@@ -256,10 +277,7 @@ impl World {
     pub fn run(&mut self) -> Result<(), String> {
         let mut count = 0;
         while !self.is_over() {
-            let due = self.senders.iter().filter_map(|node| node.machine.as_ref()?.due());
-            let due = due.chain(self.receivers.iter().filter_map(|node| node.machine.as_ref()?.due())).min();
-            // Nothing is due now: it was just polled.
-            let due = due.map(|due| due.max(self.now + Duration::from_millis(1)));
+            let due = self.due();
             let first = self.future.first();
             match (first, due) {
                 (Some(first), due) if due.is_none_or(|due| first <= due) => {
@@ -267,11 +285,14 @@ impl World {
                     self.now = self.now.max(time);
                     self.happens(happens);
                 }
-                (_, Some(due)) => self.now = due,
+                (_, Some(due)) => self.now = self.now.max(due),
                 (None, None) => return Err(format!("nothing happens any more: {}", self.left())),
                 (Some(_), None) => unreachable!("the first arm takes it"),
             }
             self.pump();
+            if let Some(due) = self.due().filter(|due| *due <= self.now) {
+                return Err(format!("something is due that poll did not do: {due:?} at {:?}", self.now));
+            }
             self.route();
             count += 1;
             if self.now > END || count > 200_000 {
@@ -282,6 +303,11 @@ impl World {
             }
         }
         self.check_nothing_left()
+    }
+
+    fn due(&self) -> Option<Duration> {
+        let due = self.senders.iter().filter_map(|node| node.machine.as_ref()?.due());
+        due.chain(self.receivers.iter().filter_map(|node| node.machine.as_ref()?.due())).min()
     }
 
     fn is_over(&self) -> bool {

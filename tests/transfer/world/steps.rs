@@ -39,7 +39,10 @@ impl World {
             Happens::Attempt(index) => self.begin(index),
             Happens::Grant(index, receiver) => self.grant(index, receiver),
             Happens::Compute(index) => self.compute(index),
-            Happens::Abort(index) => self.give_up(index),
+            Happens::Abort(index) => {
+                self.attempts[index].touched = true;
+                self.give_up(index);
+            }
             Happens::Close(receiver, fence) => self.close(receiver, fence),
             Happens::Nothing => {}
         }
@@ -78,6 +81,7 @@ impl World {
             return;
         }
         self.seen.cut += 1;
+        self.touch_all();
         let times = [self.now + self.draw.millis(60), self.now + self.draw.millis(60)];
         self.future.at(times[0], Happens::SenderLost(link));
         self.future.at(times[1], Happens::ReceiverLost(link));
@@ -86,17 +90,24 @@ impl World {
         self.future.at(both + self.draw.millis(80), Happens::Connect(sender, receiver));
     }
 
+    /// What goes on may fail now for a reason.
+    fn touch_all(&mut self) {
+        self.attempts.iter_mut().filter(|attempt| !attempt.over).for_each(|attempt| attempt.touched = true);
+    }
+
     fn lost(&mut self, link: u32, end: usize) {
         let Link { sender, receiver, up, processes } = &mut self.links[link as usize];
         if !std::mem::replace(&mut up[end], false) {
             return;
         }
+        let (sender, receiver, processes) = (*sender, *receiver, *processes);
+        self.touch_all();
         match end {
-            0 if processes[0] == self.processes[0][*sender] => {
-                self.senders[*sender].machine.iter_mut().for_each(|machine| machine.disconnect(link));
+            0 if processes[0] == self.processes[0][sender] => {
+                self.senders[sender].machine.iter_mut().for_each(|machine| machine.disconnect(link));
             }
-            1 if processes[1] == self.processes[1][*receiver] => {
-                self.receivers[*receiver].machine.iter_mut().for_each(|machine| machine.disconnect(link));
+            1 if processes[1] == self.processes[1][receiver] => {
+                self.receivers[receiver].machine.iter_mut().for_each(|machine| machine.disconnect(link));
             }
             _ => {}
         }
@@ -124,13 +135,13 @@ impl World {
         }
         for attempt in 0..self.attempts.len() {
             let of = &mut self.attempts[attempt];
+            let goes_on = of.next > 0 || of.begun.contains(&true) || of.fences.iter().any(Option::is_some);
             match sender {
                 true => of.begun[index] = false,
                 false => of.fences[index] = None,
             }
-            if !of.over && (of.next > 0 || of.begun.contains(&true) || of.fences.iter().any(Option::is_some))
-            {
-                of.given_up = true;
+            if !of.over && goes_on {
+                (of.given_up, of.touched) = (true, true);
             }
         }
         if !sender {
@@ -150,7 +161,9 @@ impl World {
                 machine.begin(attempt.request, attempt.prompt.tokens, deadline).is_ok()
             });
             *begun = done;
+            // One that is not alive.
             attempt.given_up |= !done;
+            attempt.touched |= !done;
         }
         for receiver in 0..self.receivers.len() {
             self.future.at(self.now + self.draw.millis(60), Happens::Grant(index, receiver));
@@ -181,7 +194,7 @@ impl World {
                 fence,
                 tokens: attempt.prompt.tokens,
                 first: attempt.first,
-                replica: 0,
+                sender: (self.senders[0].rank.instance, 0),
                 payloads: &[1, 7],
                 landing: &landing,
                 deadline,
@@ -203,6 +216,7 @@ impl World {
             // Pages are few, and connections come later. Who waits too long is given up, and its pages with it.
             let waited = self.now - attempt.began > Duration::from_secs(1);
             attempt.given_up |= waited;
+            attempt.touched |= waited;
             self.future.at(self.now + Duration::from_millis(20), Happens::Grant(index, receiver));
         }
     }
@@ -336,13 +350,16 @@ impl World {
             let sent = attempt.begun.iter().all(|begun| !begun);
             let whole = attempt.whole == self.receivers.len() && !attempt.given_up;
             if sent && (whole || attempt.given_up) {
-                let (request, whole) = (attempt.request, whole);
+                let (request, touched, why) = (attempt.request, attempt.touched, attempt.why.clone());
                 self.attempts[index].over = true;
                 if whole {
                     self.seen.whole += 1;
                 } else {
                     self.seen.failed += 1;
-                    self.attempt(request);
+                    if !touched {
+                        self.broken.get_or_insert(format!("request {request} failed for no reason: {why}"));
+                    }
+                    self.attempt();
                 }
             }
         }
@@ -456,6 +473,11 @@ impl World {
                         let message = Message { bytes: frame.clone(), carried: None };
                         self.post(link, message, false);
                     }
+                    Some(receiver::Action::Close { link }) => {
+                        self.seen.closed += 1;
+                        self.lost(link, 1);
+                        self.cut(link);
+                    }
                     Some(receiver::Action::Event(event)) => self.received(index, event),
                     None => break,
                 }
@@ -473,6 +495,7 @@ impl World {
                 self.write(link, write, fence, &rows, some)
             }
             sender::Action::Close { link } => {
+                self.seen.closed += 1;
                 self.lost(link, 0);
                 self.cut(link);
             }
@@ -488,9 +511,13 @@ impl World {
                 if let Some(attempt) = of {
                     attempt.begun[index] = false;
                     attempt.given_up |= reason != Reason::Done;
+                    attempt.touched |= reason == Reason::Corrupt;
+                    attempt.why.push_str(&format!("{reason:?} at the sender; "));
                 }
             }
-            sender::Action::Event(sender::Event::Granted { .. }) => {}
+            sender::Action::Event(sender::Event::Granted { link, fence, landing, .. }) => {
+                self.granted.insert((link, fence), landing);
+            }
         }
     }
 
@@ -511,13 +538,7 @@ impl World {
                 Ok(())
             })
             .unwrap();
-        // What was granted may be of a receiver that is gone.
-        let Some(landing) = self.receivers[receiver].tables.get(&fence).map(|table| table.landing.clone())
-        else {
-            let gone = Happens::SenderLost(link);
-            self.future.at(self.now, gone);
-            return;
-        };
+        let landing = self.granted[&(link, fence)].clone();
         let mut times: Vec<_> = runs.iter().map(|_| self.now + self.draw.millis(10)).collect();
         if self.fault(self.faults.late) {
             times.iter_mut().for_each(|time| *time += self.draw.millis(400));
@@ -542,6 +563,8 @@ impl World {
             let at = 1 + self.draw.below(message.bytes.len() as u64 - 5) as usize;
             message.bytes[at] ^= 1 << self.draw.below(8);
             add_sum(&mut message.bytes);
+            self.confused = true;
+            self.touch_all();
         }
         if self.fault(self.faults.damaged) {
             let at = self.draw.below(message.bytes.len() as u64) as usize;
@@ -594,7 +617,7 @@ impl World {
                 Ok(())
             })
             .unwrap();
-        let all = part.digests.all().is_some();
+        let all = part.digests.are_all();
         let words = [other.request, other.generation].into_iter().flat_map(u64::to_le_bytes);
         message.bytes.iter_mut().skip(FENCE.start).zip(words).for_each(|(to, from)| *to = from);
         if self.weak == Weak::BytesOnly && all {
@@ -602,6 +625,7 @@ impl World {
             message.bytes.iter_mut().skip(DIGESTS).zip(words).for_each(|(to, from)| *to = from);
         }
         add_sum(&mut message.bytes);
+        self.touch_all();
     }
 
     fn received(&mut self, index: usize, event: receiver::Event) {
@@ -626,8 +650,10 @@ impl World {
                 self.check(index, fence, attempt, None);
                 self.future.at(self.now + self.draw.millis(200), Happens::Close(index, fence));
             }
-            receiver::Event::Failed { fence, .. } => {
+            receiver::Event::Failed { fence, error } => {
                 let attempt = self.receivers[index].tables[&fence].attempt;
+                self.attempts[attempt].touched |= error.kind() == forebay::Kind::Corrupt;
+                self.attempts[attempt].why.push_str(&format!("{error}; "));
                 self.attempts[attempt].given_up = true;
                 self.end(index, fence);
             }
