@@ -13,7 +13,13 @@ use crate::transfer::runs::Run;
 /// the run's layer, component, first token, tokens, first head and heads and the receiver's stage and lane, and of the
 /// CRC32C of the bytes. Numbers are little-endian.
 pub fn digest(fence: Fence, run: &Run, bytes: &[u8]) -> u32 {
-    let numbers = [
+    let [request, generation] =
+        [fence.request, fence.generation].map(|word| [word as u32, (word >> 32) as u32]);
+    let words = [
+        request[0],
+        request[1],
+        generation[0],
+        generation[1],
         run.layer,
         run.component,
         run.token,
@@ -24,10 +30,9 @@ pub fn digest(fence: Fence, run: &Run, bytes: &[u8]) -> u32 {
         run.to.lane,
         crc(bytes),
     ];
-    let mut name = [0; 52];
-    let words = [fence.request, fence.generation].into_iter().flat_map(u64::to_le_bytes);
-    let all = words.chain(numbers.into_iter().flat_map(u32::to_le_bytes));
-    name.iter_mut().zip(all).for_each(|(to, from)| *to = from);
+    let mut name = [0; 4 * 13];
+    let (places, _) = name.as_chunks_mut();
+    places.iter_mut().zip(words).for_each(|(place, word)| *place = word.to_le_bytes());
     crc(&name)
 }
 

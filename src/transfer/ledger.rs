@@ -34,7 +34,19 @@ struct Rows {
 #[derive(Clone, Copy, Debug)]
 struct Arriving {
     layer: u32,
+    /// The first of its rows in the list.
+    first: usize,
     missing: u64,
+}
+
+/// The place of a run's rows: the layer's place in the list, the component's rows, and of these the heads and tokens,
+/// counted from the first token here.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    layer: usize,
+    rows: Rows,
+    heads: Range<u32>,
+    tokens: Range<u32>,
 }
 
 /// See the module's head.
@@ -75,7 +87,7 @@ impl Ledger {
             let missing = u64::from(heads) * u64::from(count);
             match layers.last_mut().filter(|last| last.layer == pair.layer) {
                 Some(last) => last.missing += missing,
-                None => layers.push(Arriving { layer: pair.layer, missing }),
+                None => layers.push(Arriving { layer: pair.layer, first: rows.len() - 1, missing }),
             }
         }
         let bits = filled(first, 0, OPERATION, "bits of rows")?;
@@ -87,33 +99,36 @@ impl Ledger {
     /// # Errors
     /// [`Kind::OutOfRange`] for a run of rows that this rank does not get; it changes nothing.
     pub fn note(&mut self, run: &Run) -> Result<u64> {
-        let (rows, heads, tokens) = self.place(run)?;
-        let mut fresh = 0;
-        for head in heads {
-            let first = rows.first + head as usize * self.words;
-            fresh += u64::from(set(&mut self.bits[first..first + self.words], tokens.clone()));
-        }
-        let place = self.layers.partition_point(|layer| layer.layer < run.layer);
-        if let Some(layer) = self.layers.get_mut(place) {
-            layer.missing -= fresh;
-        }
-        Ok(fresh)
+        let found = self.find(run)?;
+        Ok(self.set(&found))
     }
 
-    /// Whether all rows of a run have arrived.
+    /// Notes the rows of a run that was found.
+    pub(super) fn set(&mut self, found: &Found) -> u64 {
+        let mut fresh = 0;
+        for head in found.heads.clone() {
+            let first = found.rows.first + head as usize * self.words;
+            fresh += u64::from(set(&mut self.bits[first..first + self.words], found.tokens.clone()));
+        }
+        if let Some(layer) = self.layers.get_mut(found.layer) {
+            layer.missing -= fresh;
+        }
+        fresh
+    }
+
+    /// Whether all rows of a run that was found have arrived.
+    pub(super) fn has(&self, found: &Found) -> bool {
+        found.heads.clone().all(|head| {
+            let first = found.rows.first + head as usize * self.words;
+            masks(found.tokens.clone()).all(|(word, mask)| self.bits[first + word] & mask == mask)
+        })
+    }
+
+    /// The place of a run's rows.
     ///
     /// # Errors
     /// As [`Ledger::note`].
-    pub fn has(&self, run: &Run) -> Result<bool> {
-        let (rows, mut heads, tokens) = self.place(run)?;
-        Ok(heads.all(|head| {
-            let first = rows.first + head as usize * self.words;
-            masks(tokens.clone()).all(|(word, mask)| self.bits[first + word] & mask == mask)
-        }))
-    }
-
-    /// The rows of a run's component, its heads, and its tokens counted from the first one here.
-    fn place(&self, run: &Run) -> Result<(Rows, Range<u32>, Range<u32>)> {
+    pub(super) fn find(&self, run: &Run) -> Result<Found> {
         let wrong =
             |place, value: u64| Err(Error::new(Kind::OutOfRange, OPERATION).at(place).with("given", value));
         if (run.to.stage, run.to.lane) != self.rank {
@@ -123,7 +138,8 @@ impl Ledger {
         let Some(end) = end.filter(|_| run.token >= self.tokens.start) else {
             return wrong("tokens of a run", run.token.into());
         };
-        let begin = self.rows.partition_point(|rows| rows.layer < run.layer);
+        let layer = self.layers.partition_point(|layer| layer.layer < run.layer);
+        let begin = self.layers.get(layer).map_or(self.rows.len(), |layer| layer.first);
         let of_layer = self.rows.iter().skip(begin).take_while(|rows| rows.layer == run.layer);
         let Some(rows) = of_layer.copied().find(|rows| rows.component == run.component) else {
             return wrong("layer and component of a run", run.layer.into());
@@ -132,7 +148,7 @@ impl Ledger {
             return wrong("heads of a run", run.head.into());
         };
         let tokens = run.token - self.tokens.start..end - self.tokens.start;
-        Ok((rows, run.head..last, tokens))
+        Ok(Found { layer, rows, heads: run.head..last, tokens })
     }
 
     /// Whether all rows of a layer have arrived. A layer of which this rank gets nothing is ready.

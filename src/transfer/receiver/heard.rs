@@ -171,7 +171,8 @@ impl Receiver {
                 None if all || digests.peek().is_none() => return Err(enough()),
                 None => return Ok(()),
             };
-            if arriving.ledger.has(&run)? {
+            let found = arriving.ledger.find(&run)?;
+            if arriving.ledger.has(&found) {
                 return Ok(());
             }
             let bytes = room(bytes, &run)?;
@@ -185,7 +186,8 @@ impl Receiver {
                 broken = Some((Reason::Aborted, error));
                 return Err(enough());
             }
-            arriving.ledger.note(&run).map(|_| ())
+            arriving.ledger.set(&found);
+            Ok(())
         });
         if let Some(broken) = broken {
             return Err(broken);
