@@ -1,10 +1,10 @@
 //! Claim: both machines of a transfer together take at most 20 us of one core for a layer of a prompt, bytes apart.
 //!
-//! A pass is a request's life: grant, 61 layers of 4,096 tokens one by one, each computed, told, moved and answered, and
-//! the end. Time is by layer. A component has one byte of a token, so that copies and digests cost next to nothing; the
-//! numbers of runs are those of V3.2, with latents, rope keys and index keys in pages of 64. "one to one" is one rank
-//! to one rank: 192 runs a layer. "one of 16" is a rank of 16 that have equal copies and take turns. "four requests"
-//! have 1,024 tokens each, in one notice a layer.
+//! A pass is a request's life: grant, 61 layers of 4,096 tokens one by one, each computed, told, moved and answered,
+//! and the end. Time is by layer. A component has one byte of a token, so that copies and digests cost next to nothing;
+//! the numbers of runs are those of V3.2, with latents, rope keys and index keys in pages of 64. "one to one" is one
+//! rank to one rank: 192 runs a layer. "16 to one" are 16 ranks that have equal copies and take turns, and the
+//! receiver: the work of 17 cores. "four requests" have 1,024 tokens each, in one notice a layer.
 
 #[path = "support/clock.rs"]
 mod clock;
@@ -159,10 +159,9 @@ impl Pair {
 
 fn main() {
     let (mut one, mut several, mut four) = (Pair::new(1), Pair::new(16), Pair::new(1));
-    let names = ["one to one", "one of 16", "four requests"];
+    let names = ["one to one", "16 to one", "four requests"];
     let mut sides = [
         Side::new(names[0], || one.pass(1, 4_096)),
-        // The time of one of them: all of them together are the work of 16 cores and of one receiver.
         Side::new(names[1], || several.pass(1, 4_096)),
         Side::new(names[2], || four.pass(4, 1_024)),
     ];

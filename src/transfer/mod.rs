@@ -5,16 +5,22 @@
 //! different ways: other tensor-parallel degrees, other pipeline stages, other page sizes, or prompts whose tokens are
 //! spread over the ranks.
 //!
-//! **What is here.** The plan of a transfer, which is pure arithmetic. A [`Side`] says where an instance keeps the
-//! rows. A [`Plan`] pairs two sides, or refuses them with a reason, and then names for each request the [`Run`]s: which
-//! bytes of which rank and page go to which bytes of which rank and page. Both instances compute the same runs from the
-//! same two sides and chunks, so neither has to send lists of runs. A [`Ledger`] says which layers have arrived. A
-//! [`StagingRing`] is the sender's memory for layers on their way. A [`Quarantine`] keeps pages that a writer from afar
-//! may still reach from being used again.
+//! **The plan** is pure arithmetic. A [`Side`] says where an instance keeps the rows. A [`Plan`] pairs two sides, or
+//! refuses them with a reason, and then names for each request the [`Run`]s: which bytes of which rank and page go to
+//! which bytes of which rank and page. Both instances compute the same runs from the same two sides and chunks, so
+//! neither has to send lists of runs.
 //!
-//! **What it does not do.** It copies nothing, and does not know addresses: a run names pages by their order in a
-//! request. It converts nothing: other numbers, heads or sizes are refused. The protocol and the copies are not built
-//! yet.
+//! **The protocol** is two state machines without I/O and clock: a [`Sender`] for each rank of the prefill instance and
+//! a [`Receiver`] for each rank of the decode instance. They say [`Frame`]s to each other. Decode gives pages first.
+//! Prefill tells rows layer by layer; the receiver moves them, run by run, checks each against its [`digest`](digest()),
+//! and answers. A [`Ledger`] says which layers have arrived.
+//!
+//! **Memory.** A [`StagingRing`] is the sender's memory for layers on their way. A [`Quarantine`] keeps pages that a
+//! writer from afar may still reach from being used again.
+//!
+//! **What it does not do.** It copies nothing, opens no connection, and does not know addresses: a run names pages by
+//! their order in a request. It converts nothing: other numbers, heads or sizes are refused. Fabrics, which carry frames
+//! and rows, do not exist yet.
 
 mod digest;
 mod frames;

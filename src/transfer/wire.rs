@@ -26,7 +26,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fallible::{reserve, vector};
 use crate::transfer::side::{Component, LayerPlaces, Place, Side, Split, Stage};
 
-/// The version of a side's bytes, and of the runs that two sides have.
+/// The version of a side's bytes, of the runs that two sides have, of frames and of digests.
 pub const VERSION: u32 = 1;
 
 const MARK: [u8; 8] = *b"FOREBAYT";

@@ -28,8 +28,8 @@
 //! although something is owed, is to be closed ([`Action::Close`]).
 //!
 //! **Bounds.** Requests, and ends that are not answered, are at most [`Options::requests`]. Answers that the caller has
-//! not taken are at most [`Options::window`] parts for each connection, and as many ends: a sender that sends more is cut
-//! off. Nothing is allocated for a run, but for a buffer of the largest run.
+//! not taken are at most [`Options::window`] parts for each connection, and as many ends: a sender that sends more is
+//! cut off. Nothing is allocated for a run, but for a buffer of the largest run.
 
 mod arriving;
 mod heard;
@@ -285,12 +285,12 @@ impl Receiver {
         let of_sender =
             || peers().filter(|(_, peer)| (peer.rank.instance, peer.rank.replica) == (instance, replica));
         // Of two connections to one rank the newer one counts.
-        let Some((_, one)) = of_sender().last() else {
+        let Some((_, one)) = of_sender().next_back() else {
             return Err(wrong(Kind::InvalidState, "a sender that is not connected"));
         };
         let (mut links, mut far, mut missing) = (Vec::new(), false, false);
         one.paired.plan.senders(own, |rank| {
-            let found = of_sender().filter(|(_, peer)| (peer.rank.stage, peer.rank.lane) == rank).last();
+            let found = of_sender().filter(|(_, peer)| (peer.rank.stage, peer.rank.lane) == rank).next_back();
             match found.filter(|(_, peer)| peer.paired.is_as(&one.paired)) {
                 Some((line, _)) => {
                     links.push(line.link);

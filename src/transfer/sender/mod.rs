@@ -21,8 +21,8 @@
 //! **Nothing is sent without a grant.** Decode gives pages first. Rows that are computed before are held.
 //!
 //! **Parts are held until they are answered**, because the receiver reads them from where they are. A part of several
-//! receivers is released when the last one has answered or ended. A connection that is gone counts as ended: a receiver
-//! that reads on meanwhile finds other bytes, which do not have their digests, and it will learn that the request failed.
+//! receivers is released when the last one has answered or ended. A connection that is gone counts as ended. A receiver
+//! that reads on meanwhile finds other bytes, which do not have their digests, and will learn that the request failed.
 //!
 //! **Writers from afar** ([`Action::Write`]) write rows first, and tell them when they are written. After an end the
 //! sender says *drained* once none of the fence's writes is in flight. A grant that comes after its end is none.
@@ -31,8 +31,8 @@
 //! which nothing comes for [`Options::patience`], although something is owed, is to be closed ([`Action::Close`]).
 //!
 //! **Costs.** A message is a look at the runs of its rows, twice: once to count, once for digests. A request takes
-//! memory for its parts and jobs; a run takes none, but for its four bytes in a frame. A call looks at the requests that
-//! it names, and [`Sender::poll`] at each connection.
+//! memory for its parts and jobs; a run takes none, but for its four bytes in a frame. A call looks at the requests
+//! that it names, and [`Sender::poll`] at each connection.
 
 mod heard;
 mod line;
