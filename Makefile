@@ -84,7 +84,7 @@ soak: setup
 	FOREBAY_SOAK=1 ci/skips ci/python
 	@if command -v cargo-fuzz >/dev/null; then \
 	    for target in cache_ops dense_ops trace_bytes request_bytes peer_bytes \
-	        links_bytes update_bytes side_bytes ffi_calls; do \
+	        links_bytes update_bytes side_bytes frame_bytes transfer_ops ffi_calls; do \
 	        RUSTC_BOOTSTRAP=1 cargo fuzz run -s none $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	    done; \
 	else echo "SKIP: fuzz campaigns: cargo-fuzz is not installed (cargo install cargo-fuzz)"; fi

@@ -11,6 +11,10 @@ mod dense;
 #[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "support/device.rs"]
 mod device;
+#[allow(dead_code, reason = "a test takes what it needs")]
+#[cfg(feature = "transfer")]
+#[path = "support/frame_bytes.rs"]
+mod frame_bytes;
 #[cfg(feature = "transfer")]
 #[path = "allocation/transfer.rs"]
 mod transfer;
@@ -517,6 +521,9 @@ fn p6_a_step_allocates_and_frees_nothing() {
         let [claimed, read] = transfer::claimed();
         assert!(claimed <= read && read < 4096, "{claimed} bytes for a claim, {read} for a side");
         assert_eq!(largest(|| drop(std::hint::black_box(vec![1_u8; 100]))), 100);
+        assert_eq!(transfer::frames(), 0, "frames that are read");
+        let [few, many] = [2, 4000].map(transfer::notice);
+        assert_eq!(few, many, "calls and largest, at the sender and the receiver, of few and many runs");
     }
 
     // The controls: an allocation is counted, on this thread and on a stream's.

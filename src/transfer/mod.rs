@@ -12,15 +12,15 @@
 //!
 //! **The protocol** is two state machines without I/O and clock: a [`Sender`] for each rank of the prefill instance and
 //! a [`Receiver`] for each rank of the decode instance. They say [`Frame`]s to each other. Decode gives pages first.
-//! Prefill tells rows layer by layer; the receiver moves them, run by run, checks each against its [`digest`](digest()),
-//! and answers. A [`Ledger`] says which layers have arrived.
+//! Prefill tells rows layer by layer. The receiver moves them, run by run, checks each against its digest
+//! ([`digest()`]), and answers. A [`Ledger`] says which layers have arrived.
 //!
 //! **Memory.** A [`StagingRing`] is the sender's memory for layers on their way. A [`Quarantine`] keeps pages that a
 //! writer from afar may still reach from being used again.
 //!
 //! **What it does not do.** It copies nothing, opens no connection, and does not know addresses: a run names pages by
-//! their order in a request. It converts nothing: other numbers, heads or sizes are refused. Fabrics, which carry frames
-//! and rows, do not exist yet.
+//! their order in a request. It converts nothing: other numbers, heads or sizes are refused. Fabrics, which carry
+//! frames and rows, do not exist yet.
 
 mod digest;
 mod frames;

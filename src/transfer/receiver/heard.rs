@@ -36,6 +36,7 @@ impl Receiver {
                 let peer = self.own.meet(&greeting, others.map(|peer| &peer.paired))?;
                 self.lines.iter_mut().skip(index).take(1).for_each(|line| line.peer = Some(peer.clone()));
             }
+            Frame::Hello(_) => return foreign("a second hello"),
             _ if !known => return foreign("a frame before the hello"),
             Frame::Notice(notice) => self.notice(index, &notice, mover)?,
             Frame::Payload(payload) => self.payload(index, &payload)?,

@@ -290,7 +290,7 @@ impl Receiver {
         };
         let (mut links, mut far, mut missing) = (Vec::new(), false, false);
         one.paired.plan.senders(own, |rank| {
-            let found = of_sender().filter(|(_, peer)| (peer.rank.stage, peer.rank.lane) == rank).next_back();
+            let found = of_sender().rfind(|(_, peer)| (peer.rank.stage, peer.rank.lane) == rank);
             match found.filter(|(_, peer)| peer.paired.is_as(&one.paired)) {
                 Some((line, _)) => {
                     links.push(line.link);

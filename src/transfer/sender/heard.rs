@@ -31,9 +31,11 @@ impl Sender {
                 let peer = self.own.meet(&greeting, others.map(|peer| &peer.paired))?;
                 self.lines.iter_mut().skip(index).take(1).for_each(|line| line.peer = Some(peer.clone()));
             }
+            Frame::Hello(_) => return foreign("a second hello"),
             _ if !known => return foreign("a frame before the hello"),
             Frame::Grant(grant) => self.granted(index, link, &grant)?,
-            Frame::Answer(answer) => self.answer(index, &answer),
+            Frame::Answer(answer) if self.answer(index, &answer) => {}
+            Frame::Answer(_) => return foreign("an answer to what was not told"),
             Frame::End { fence, reason: Reason::Done } if self.is_early(index, fence) => {
                 self.end_early(index, fence)?;
             }
@@ -118,11 +120,12 @@ impl Sender {
         (0..parts).try_for_each(|part| self.queue(request, part, (link, fence, first)))
     }
 
-    /// What became of a message. An answer to a message that was answered before changes nothing.
-    fn answer(&mut self, index: usize, answer: &Answer<'_>) {
-        let Some(line) = self.lines.get_mut(index) else { return };
-        let Some(place) = line.told.iter().position(|told| told.number == answer.number) else { return };
-        let Some(told) = line.told.remove(place) else { return };
+    /// What became of a message. An answer to a message that was answered before changes nothing. False for one that
+    /// names a part that the message does not have.
+    fn answer(&mut self, index: usize, answer: &Answer<'_>) -> bool {
+        let Some(line) = self.lines.get_mut(index) else { return true };
+        let place = line.told.iter().position(|told| told.number == answer.number);
+        let Some(told) = place.and_then(|place| line.told.remove(place)) else { return true };
         let mut failed = answer.failed().peekable();
         for (place, job) in told.jobs.into_iter().enumerate() {
             let runs = failed.next_if(|(part, _)| usize::from(*part) == place).map(|(_, runs)| runs);
@@ -135,6 +138,7 @@ impl Sender {
                 (Some(runs), _) => self.repeat(index, &job, runs.iter().collect()),
             }
         }
+        failed.next().is_none()
     }
 
     /// Sends the runs of a job again that were wrong, or its payload.

@@ -73,7 +73,8 @@ pub struct Options {
     pub repeats: u32,
     /// After how long a message that was not answered is sent again; each time twice as long.
     pub resend: Duration,
-    /// After how long a connection is closed on which nothing has come, although something is owed.
+    /// After how long a connection is closed on which nothing has come, although something is owed: a hello, an answer,
+    /// an end, or the end of a write.
     pub patience: Duration,
     /// The most requests at a time, and for each connection the most grants of requests that have not begun.
     pub requests: u32,
