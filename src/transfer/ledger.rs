@@ -58,6 +58,8 @@ pub struct Ledger {
     /// By layer, in the order of the plan.
     rows: Vec<Rows>,
     layers: Vec<Arriving>,
+    /// The place of the layer that was noted last.
+    last: usize,
     /// Words of a row of bits, one for each token.
     words: usize,
     bits: Vec<u64>,
@@ -91,7 +93,7 @@ impl Ledger {
             }
         }
         let bits = filled(first, 0, OPERATION, "bits of rows")?;
-        Ok(Ledger { rank, tokens, rows, layers, words, bits })
+        Ok(Ledger { rank, tokens, rows, layers, last: 0, words, bits })
     }
 
     /// Notes that a run's bytes are in place. Returns how many of its rows had not arrived before.
@@ -110,6 +112,7 @@ impl Ledger {
             let first = found.rows.first + head as usize * self.words;
             fresh += u64::from(set(&mut self.bits[first..first + self.words], found.tokens.clone()));
         }
+        self.last = found.layer;
         if let Some(layer) = self.layers.get_mut(found.layer) {
             layer.missing -= fresh;
         }
@@ -138,7 +141,10 @@ impl Ledger {
         let Some(end) = end.filter(|_| run.token >= self.tokens.start) else {
             return wrong("tokens of a run", run.token.into());
         };
-        let layer = self.layers.partition_point(|layer| layer.layer < run.layer);
+        // Runs come layer by layer.
+        let is_it = |place: &usize| self.layers.get(*place).is_some_and(|layer| layer.layer == run.layer);
+        let layer = Some(self.last).filter(is_it);
+        let layer = layer.unwrap_or_else(|| self.layers.partition_point(|layer| layer.layer < run.layer));
         let begin = self.layers.get(layer).map_or(self.rows.len(), |layer| layer.first);
         let of_layer = self.rows.iter().skip(begin).take_while(|rows| rows.layer == run.layer);
         let Some(rows) = of_layer.copied().find(|rows| rows.component == run.component) else {

@@ -106,6 +106,16 @@ impl Plan {
         self.pairs.binary_search_by_key(&layer, |pair| pair.layer).is_ok()
     }
 
+    /// A number of runs that some tokens of a layer do not exceed between any two ranks.
+    pub(super) fn most_runs(&self, layer: u32, tokens: u32) -> u64 {
+        let first = self.pairs.partition_point(|pair| pair.layer < layer);
+        let pairs = self.pairs.iter().skip(first).take_while(|pair| pair.layer == layer);
+        // A run begins where tokens begin, where a page of either side does, and where the sender's rank changes.
+        let pages = |side: &Shape| u64::from(tokens / side.page_tokens.max(1)) + 1;
+        let cuts = pages(&self.source) + pages(&self.target) + 2;
+        pairs.map(|pair| cuts * u64::from(self.target.heads(pair.heads))).sum()
+    }
+
     fn each_rank(
         &self,
         side: &Shape,

@@ -20,7 +20,7 @@ pub(super) struct Job {
     pub request: u64,
     pub fence: Fence,
     pub what: What,
-    /// The runs that it tells, and the bytes of its rows.
+    /// The most runs that it tells, and the bytes of its rows where they are paced.
     pub runs: usize,
     pub bytes: u64,
     /// How often runs of it were wrong.

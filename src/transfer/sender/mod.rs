@@ -437,7 +437,8 @@ impl Sender {
         let mut later = Vec::new();
         let mut jobs: u32 = 0;
         while let Some(tokens) = rest.take().or_else(|| later.pop()) {
-            let (runs, bytes) = count(&paired.plan, &held.computed, &tokens, between)?;
+            let exact = self.options.bytes_per_second > 0;
+            let (runs, bytes) = measure(&paired.plan, &held.computed, &tokens, (between, exact))?;
             if runs > RUNS_MAX && tokens.len() > 1 {
                 let half = tokens.start + tokens.len() as u32 / 2;
                 later.push(half..tokens.end);
@@ -502,6 +503,30 @@ impl Sender {
         while self.ended.len() > REMEMBERED {
             self.ended.pop_front();
         }
+    }
+}
+
+/// How many runs some tokens of a part may have, and the bytes of these; exactly, if that is asked for or if they may be
+/// more than a job has room for. None, if there is no run at all.
+fn measure(
+    plan: &Plan,
+    part: &Computed,
+    tokens: &Range<u32>,
+    (between, exact): (Of, bool),
+) -> Result<(usize, u64)> {
+    let most = plan.most_runs(part.layer, tokens.len() as u32);
+    if exact || most > RUNS_MAX as u64 {
+        return count(plan, part, tokens, between);
+    }
+    let (enough, mut found) = (Error::new(Kind::Cancelled, OPERATION), false);
+    let visited = visit(plan, part, tokens, between, |_| {
+        found = true;
+        Err(enough.clone())
+    });
+    match visited {
+        _ if found => Ok((most as usize, 0)),
+        Ok(()) => Ok((0, 0)),
+        Err(error) => Err(error),
     }
 }
 
