@@ -74,13 +74,15 @@ pub(super) struct Line {
     /// Whether a frame has come since the last poll, and the time of the poll after the last frame.
     pub heard: bool,
     pub heard_at: Option<Duration>,
+    /// Whether it was said that it is to be closed.
+    pub closing: bool,
 }
 
 impl Line {
     pub fn new(link: u32, far: bool, hello: Vec<u8>) -> Line {
         let frames = VecDeque::from([Waiting { bytes: hello, parts: 0, answers: None }]);
         let (peer, sayings) = (None, Vec::new());
-        Line { link, far, peer, frames, parts: 0, sayings, heard: true, heard_at: None }
+        Line { link, far, peer, frames, parts: 0, sayings, heard: true, heard_at: None, closing: false }
     }
 
     /// Tells something until it is answered, instead of what was told of this use of pages.

@@ -40,6 +40,7 @@ impl Receiver {
             _ if !known => return foreign("a frame before the hello"),
             Frame::Notice(notice) => self.notice(index, &notice, mover)?,
             Frame::Payload(payload) => self.payload(index, &payload)?,
+            Frame::Failed { reason: Reason::Done, .. } => return foreign("a failure for no reason"),
             Frame::Failed { fence, reason } => self.failed(index, (fence, link), reason)?,
             Frame::Drained { fence } if self.arriving.contains_key(&fence) => {
                 return foreign("an answer to an end that was not told");
@@ -100,6 +101,12 @@ impl Receiver {
     fn notice(&mut self, index: usize, notice: &Notice<'_>, mover: &mut impl Mover) -> Result<()> {
         if self.waits(index, notice.number) {
             return Ok(());
+        }
+        // Before anything is moved for a sender that does not keep to the window.
+        if notice.parts().count() as u64 > u64::from(self.options.window) {
+            return Err(Error::new(Kind::Exhausted, OPERATION)
+                .at("parts of a notice")
+                .with("most", self.options.window));
         }
         self.failed.clear();
         let mut parts = 0;

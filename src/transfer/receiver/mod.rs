@@ -62,7 +62,8 @@ pub struct Options {
     pub landing: u32,
     /// After how long a grant or an end is told again; each time twice as long.
     pub resend: Duration,
-    /// After how long a connection is closed on which nothing has come, although something is owed.
+    /// After how long a connection is closed on which nothing has come, although something is owed. Time counts between
+    /// polls, so all frames that have come are given before a poll.
     pub patience: Duration,
 }
 
@@ -182,10 +183,10 @@ impl Receiver {
     ///
     /// # Errors
     /// Those of [`Side::encode`]; [`Kind::OutOfRange`] for a rank that the side does not have; [`Kind::InvalidConfig`]
-    /// for a window of nothing.
+    /// for a window and times of nothing.
     pub fn new(side: Side, rank: Rank, options: Options) -> Result<Receiver> {
-        if options.window == 0 {
-            return Err(Error::new(Kind::InvalidConfig, OPERATION).at("window"));
+        if options.window == 0 || options.resend.is_zero() || options.patience.is_zero() {
+            return Err(Error::new(Kind::InvalidConfig, OPERATION).at("window, resend and patience"));
         }
         Ok(Receiver {
             own: Own::new(side, rank, Role::Receiver)?,
@@ -303,8 +304,11 @@ impl Receiver {
             return Err(wrong(Kind::InvalidState, "a rank of the sender that is not connected"));
         }
         let pages = tokens.div_ceil(one.paired.plan.target.page_tokens.max(1)) as usize;
-        if far && landing.len() < pages {
+        if far && landing.len() != pages {
             return Err(wrong(Kind::OutOfRange, "landing pages").with("wanted", pages as u64));
+        }
+        if links.is_empty() && !payloads.is_empty() {
+            return Err(wrong(Kind::OutOfRange, "payloads of a rank that gets no rows"));
         }
         let ledger = Ledger::new(&one.paired.plan, own, first..tokens)?;
         let own_lines = self.lines.iter_mut().filter(|line| links.contains(&line.link));

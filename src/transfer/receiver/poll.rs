@@ -81,8 +81,11 @@ impl Receiver {
         saying.told.map_or(Duration::ZERO, |(_, last)| last.saturating_add(wait))
     }
 
-    /// When a connection has been silent for too long; none if nothing is owed on it.
+    /// When a connection has been silent for too long; none if nothing is owed on it, or if that was said.
     fn patience_of(&self, line: &Line) -> Option<Duration> {
+        if line.closing {
+            return None;
+        }
         let since = line.owed_since()?.max(line.heard_at?);
         Some(since.saturating_add(self.options.patience))
     }
@@ -101,6 +104,7 @@ impl Receiver {
         }
         let line = self.lines.get(index)?;
         if self.patience_of(line).is_some_and(|patience| now >= patience) {
+            self.lines.iter_mut().skip(index).take(1).for_each(|line| line.closing = true);
             return Some(Action::Close { link });
         }
         let place = line.sayings.iter().position(|saying| now >= self.again(saying))?;

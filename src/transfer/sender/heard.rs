@@ -40,7 +40,9 @@ impl Sender {
                 self.end_early(index, fence)?;
             }
             Frame::End { fence, reason } => {
-                self.miss(link, fence)?;
+                if !self.lines.get(index).is_some_and(|line| line.has_ended(fence)) {
+                    self.miss(link, fence)?;
+                }
                 self.end(link, fence, reason)?;
             }
             _ => return foreign("a frame that only senders send"),
@@ -49,42 +51,42 @@ impl Sender {
         Ok(())
     }
 
-    /// A grant has come. One that is old, or that came before, changes nothing.
+    /// A grant has come. It is known if it is kept, or was before. It is refused otherwise, as often as it comes.
     fn granted(&mut self, index: usize, link: u32, grant: &Grant<'_>) -> Result<()> {
         let Some(line) = self.lines.get_mut(index) else { return Ok(()) };
         let fence = grant.fence;
-        line.say(&Frame::Known { fence })?;
         if line.has_ended(fence) {
-            return Ok(());
+            return line.say(&Frame::Failed { fence, reason: Reason::Gone });
         }
         let (tokens, first, replica) = (grant.tokens, grant.first, grant.replica);
-        let landing = grant.landing.iter().collect();
-        self.grant(Early { link, fence, tokens, first, replica, landing, done: false })
+        let landing = if line.far { grant.landing.iter().collect() } else { Vec::new() };
+        self.grant(Early { link, fence, tokens, first, replica, landing, done: false }, true)
     }
 
-    /// A receiver gives pages for a request.
-    pub(super) fn grant(&mut self, grant: Early) -> Result<()> {
+    /// A receiver gives pages for a request: by a frame that comes now, or before.
+    pub(super) fn grant(&mut self, grant: Early, now: bool) -> Result<()> {
         let (link, fence, request) = (grant.link, grant.fence, grant.fence.request);
-        let early = self.early.iter().filter(|early| early.link == link).count();
+        let early = self.early.iter().filter(|early| early.link == link && !early.done).count();
         let Some(line) = self.lines.iter_mut().find(|line| line.link == link) else { return Ok(()) };
-        let refuse = |reason| Frame::Failed { fence, reason };
+        let (refuse, kept) = (|reason| Frame::Failed { fence, reason }, Frame::Known { fence });
         let Some(sending) = self.requests.get_mut(&request) else {
             let known = self.early.iter().any(|early| (early.link, early.fence) == (link, fence));
             return match self.ended.iter().find(|(ended, _)| *ended == request) {
                 Some((_, Reason::Done)) => line.say(&refuse(Reason::Gone)),
                 Some((_, reason)) => line.say(&refuse(*reason)),
-                None if known => Ok(()),
+                None if known => line.say(&kept),
                 None if early >= self.options.requests as usize => line.say(&refuse(Reason::Gone)),
                 None => {
+                    line.say(&kept)?;
                     self.early.push(grant);
                     Ok(())
                 }
             };
         };
         if sending.grant_of(fence, link).is_some() {
-            return Ok(());
+            return line.say(&kept);
         }
-        let Some(peer) = &line.peer else { return Ok(()) };
+        let Some(peer) = line.peer.clone() else { return Ok(()) };
         let (own, rank) = ((self.own.rank.stage, self.own.rank.lane), (peer.rank.stage, peer.rank.lane));
         let gets = peer.paired.plan.meet(own, rank);
         let other = sending.target.as_ref().is_some_and(|target| {
@@ -92,7 +94,7 @@ impl Sender {
                 || (target.instance, target.replica) != (peer.rank.instance, peer.rank.replica)
         });
         let pages = grant.tokens.div_ceil(peer.paired.plan.target.page_tokens.max(1)) as usize;
-        let landing = grant.done || !line.far || grant.landing.len() >= pages;
+        let landing = grant.done || !line.far || grant.landing.len() == pages;
         let numbers = grant.tokens == sending.tokens && grant.first <= grant.tokens && landing;
         if !gets || other || !numbers || grant.replica != self.own.rank.replica {
             return line.say(&refuse(Reason::BadFormat));
@@ -100,6 +102,9 @@ impl Sender {
         let twice = sending.grants.iter().any(|known| known.rank == rank);
         if twice || sending.failed.is_some() || sending.parts.iter().any(|held| held.released) {
             return line.say(&refuse(sending.failed.unwrap_or(Reason::Gone)));
+        }
+        if now {
+            line.say(&kept)?;
         }
         if sending.target.is_none() {
             sending.target = Some(Target {
@@ -115,8 +120,9 @@ impl Sender {
         let held = sending.tokens <= self.options.bulk_tokens && !sending.finished;
         let (parts, payloads) = (if held { 0 } else { sending.parts.len() }, sending.payloads.len());
         (0..payloads).for_each(|payload| self.push_payload(link, fence, payload));
-        let landing = grant.landing;
-        self.events.push_back(Event::Granted { request, link, fence, first, landing });
+        if !grant.done {
+            self.events.push_back(Event::Granted { request, link, fence, first, landing: grant.landing });
+        }
         (0..parts).try_for_each(|part| self.queue(request, part, (link, fence, first)))
     }
 
@@ -129,6 +135,7 @@ impl Sender {
         let mut failed = answer.failed().peekable();
         for (place, job) in told.jobs.into_iter().enumerate() {
             let runs = failed.next_if(|(part, _)| usize::from(*part) == place).map(|(_, runs)| runs);
+            let Some(job) = job else { continue };
             match (runs, &job.what) {
                 (None, What::Rows { part, .. }) => self.answered(job.request, *part),
                 (None, What::Payload(_)) => {}
@@ -193,6 +200,7 @@ impl Sender {
         let Some(line) = self.lines.get_mut(index) else { return Ok(()) };
         let link = line.link;
         line.say(&Frame::Drained { fence })?;
+        line.note_end(fence);
         if let Some(early) = self.early.iter_mut().find(|early| (early.link, early.fence) == (link, fence)) {
             (early.done, early.landing) = (true, Vec::new());
             return Ok(());
@@ -218,13 +226,12 @@ impl Sender {
     /// all it needs from other ranks.
     fn miss(&mut self, link: u32, fence: Fence) -> Result<()> {
         let Some(sending) = self.requests.get(&fence.request) else { return Ok(()) };
-        let ended = self.lines.iter().any(|line| line.link == link && line.has_ended(fence));
-        if ended || sending.grants.iter().any(|grant| grant.link == link) {
+        if sending.grants.iter().any(|grant| grant.link == link) {
             return Ok(());
         }
         let (tokens, replica) = (sending.tokens, self.own.rank.replica);
         let landing = Vec::new();
-        self.grant(Early { link, fence, tokens, first: tokens, replica, landing, done: true })
+        self.grant(Early { link, fence, tokens, first: tokens, replica, landing, done: true }, false)
     }
 
     /// A receiver reads nothing of this use any more.

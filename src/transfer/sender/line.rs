@@ -45,7 +45,8 @@ pub(super) enum What {
 #[derive(Debug)]
 pub(super) struct Told {
     pub number: u64,
-    pub jobs: Vec<Job>,
+    /// Its jobs by their place in it; none for those whose use of pages has ended.
+    pub jobs: Vec<Option<Job>>,
     /// When it was sent first and last, and how often.
     pub first: Duration,
     pub last: Duration,
@@ -72,14 +73,17 @@ pub(super) struct Line {
     frames: VecDeque<Vec<u8>>,
     /// Jobs whose rows are yet to be written, far only.
     pub unwritten: VecDeque<Job>,
-    /// Jobs whose rows are being written: the write's number, and when it began.
-    pub writing: Vec<(u64, Duration, Job)>,
+    /// Jobs whose rows are being written, by the number of the write.
+    pub writing: Vec<(u64, Job)>,
     /// Jobs that may be told.
     pub ready: VecDeque<Job>,
     pub told: VecDeque<Told>,
     pub failing: Vec<Failing>,
-    /// The number of the next message, and of the next write.
+    /// The number of the next message.
     pub next: u64,
+    /// Whether it is to be closed, for another reason than silence, and whether that was said.
+    pub broken: bool,
+    pub closing: bool,
     /// Whether a frame has come since the last poll, and the time of the poll after the last frame.
     pub heard: bool,
     pub heard_at: Option<Duration>,
@@ -101,6 +105,8 @@ impl Line {
             told: VecDeque::new(),
             failing: Vec::new(),
             next: 0,
+            broken: false,
+            closing: false,
             heard: true,
             heard_at: None,
             ended: BTreeSet::new(),
@@ -149,11 +155,12 @@ impl Line {
         !self.frames.is_empty()
     }
 
-    /// How many jobs may be told or written now: the receiver takes so many parts before it has answered.
+    /// How many jobs may be told now: the receiver takes so many parts before it has answered, those included that it
+    /// need not answer any more.
     pub fn room(&self) -> usize {
         let told: usize = self.told.iter().map(|told| told.jobs.len()).sum();
         let window = self.peer.as_ref().map_or(0, |peer| peer.window as usize);
-        window.saturating_sub(told + self.writing.len())
+        window.saturating_sub(told)
     }
 
     /// Queues a job: rows that a foreign writer has to write first, or all else.
@@ -170,9 +177,13 @@ impl Line {
         self.ready.retain(|job| job.fence != fence);
     }
 
-    /// Drops all jobs of a use of pages that are not being written, and gives their parts to `dropped`. A message that
-    /// tells other jobs as well is told again without them, under another number, because answers name parts by their
-    /// place in the message.
+    /// How many jobs may be written now: as many as may be told after that.
+    pub fn room_to_write(&self) -> usize {
+        self.room().saturating_sub(self.writing.len() + self.ready.len())
+    }
+
+    /// Drops all jobs of a use of pages that are not being written, and gives their parts to `dropped`. Those that were
+    /// told leave their place in the message, because answers name parts by it.
     pub fn drop_all(&mut self, fence: Fence, mut dropped: impl FnMut(usize)) {
         let mut keep = |job: &Job| {
             let own = job.fence == fence;
@@ -183,27 +194,32 @@ impl Line {
         };
         self.unwritten.retain(&mut keep);
         self.ready.retain(&mut keep);
-        for told in std::mem::take(&mut self.told) {
-            if told.jobs.iter().any(|job| job.fence == fence) {
-                self.ready.extend(told.jobs.into_iter().filter(&mut keep));
-            } else {
-                self.told.push_back(told);
-            }
+        for job in self.told.iter_mut().flat_map(|told| &mut told.jobs) {
+            *job = job.take().filter(&mut keep);
         }
+        self.told.retain(|told| told.jobs.iter().any(Option::is_some));
         self.failing.retain(|failing| failing.fence != fence);
+    }
+
+    /// Takes a message back that has lost jobs: what is left is told again, in another one.
+    pub fn split(&mut self, place: usize) -> bool {
+        let lost = self.told.get(place).is_some_and(|told| told.jobs.iter().any(Option::is_none));
+        if lost && let Some(told) = self.told.remove(place) {
+            self.ready.extend(told.jobs.into_iter().flatten());
+        }
+        lost
     }
 
     /// Whether rows are being written under a fence.
     pub fn writes(&self, fence: Fence) -> bool {
-        self.writing.iter().any(|(_, _, job)| job.fence == fence)
+        self.writing.iter().any(|(_, job)| job.fence == fence)
     }
 
-    /// Since when the other end owes an answer: a hello, an answer, an end, or the end of a write.
+    /// Since when the other end owes an answer: a hello, an answer, or an end.
     pub fn owed_since(&self) -> Option<Duration> {
         let told = self.told.iter().map(|told| told.first);
         let failing = self.failing.iter().filter_map(|failing| Some(failing.told?.0));
-        let writing = self.writing.iter().map(|(_, began, _)| *began);
         let hello = self.peer.is_none().then_some(Duration::ZERO);
-        told.chain(failing).chain(writing).chain(hello).min()
+        told.chain(failing).chain(hello).min()
     }
 }

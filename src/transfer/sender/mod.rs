@@ -32,7 +32,7 @@
 //!
 //! **Costs.** A message is a look at the runs of its rows, twice: once to count, once for digests. A request takes
 //! memory for its parts and jobs; a run takes none, but for its four bytes in a frame. A call looks at the requests
-//! that it names, and [`Sender::poll`] at each connection.
+//! that it names; a poll at each connection, and at the messages there that were not answered.
 
 mod heard;
 mod line;
@@ -59,7 +59,7 @@ pub use request::Computed;
 const OPERATION: &str = "transfer sender";
 /// The most runs of a job.
 const RUNS_MAX: usize = (FRAME_MAX - NOTICE - PART) / 8;
-/// How many ended requests are remembered, so that late grants are refused.
+/// How many ended requests are remembered at least, so that late grants are refused.
 const REMEMBERED: usize = 1 << 10;
 
 /// How a sender behaves.
@@ -67,14 +67,14 @@ const REMEMBERED: usize = 1 << 10;
 pub struct Options {
     /// Prompts of at most so many tokens are told at once when they are finished. 0 for none.
     pub bulk_tokens: u32,
-    /// The most bytes of rows a second; 0 for no limit.
+    /// The most bytes of rows a second that are told or written for the first time; 0 for no limit.
     pub bytes_per_second: u64,
     /// How often a run is sent again.
     pub repeats: u32,
     /// After how long a message that was not answered is sent again; each time twice as long.
     pub resend: Duration,
     /// After how long a connection is closed on which nothing has come, although something is owed: a hello, an answer,
-    /// an end, or the end of a write.
+    /// or an end. Time counts between polls, so all frames that have come are given before a poll.
     pub patience: Duration,
     /// The most requests at a time, and for each connection the most grants of requests that have not begun.
     pub requests: u32,
@@ -132,7 +132,7 @@ pub enum Action {
     Event(Event),
 }
 
-/// What has happened to a request.
+/// What has happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A receiver has granted.
@@ -145,7 +145,7 @@ pub enum Event {
         fence: Fence,
         /// The first token that is wanted.
         first: u32,
-        /// The receiver's pages for a writer from afar, at least as many as its tokens need.
+        /// The receiver's pages for a writer from afar, as many as its tokens need; none if the receiver reads.
         landing: Vec<u32>,
     },
     /// Nothing needs these rows any more: their memory may be used again.
@@ -188,6 +188,8 @@ pub struct Sender {
     early: Vec<Early>,
     ended: VecDeque<(u64, Reason)>,
     events: VecDeque<Event>,
+    /// The number of the next write.
+    writes: u64,
     /// When the next rows may be told.
     pace: Duration,
     /// The line that is looked at first.
@@ -201,8 +203,12 @@ impl Sender {
     /// A rank of a sending instance, without connections.
     ///
     /// # Errors
-    /// Those of [`Side::encode`]; [`Kind::OutOfRange`] for a rank that the side does not have.
+    /// Those of [`Side::encode`]; [`Kind::OutOfRange`] for a rank that the side does not have; [`Kind::InvalidConfig`]
+    /// for times of nothing.
     pub fn new(side: Side, rank: Rank, options: Options) -> Result<Sender> {
+        if options.resend.is_zero() || options.patience.is_zero() {
+            return Err(Error::new(Kind::InvalidConfig, OPERATION).at("resend and patience"));
+        }
         Ok(Sender {
             own: Own::new(side, rank, Role::Sender)?,
             options,
@@ -212,6 +218,7 @@ impl Sender {
             early: Vec::new(),
             ended: VecDeque::new(),
             events: VecDeque::new(),
+            writes: 0,
             pace: Duration::ZERO,
             turn: 0,
             bytes: Vec::new(),
@@ -257,8 +264,9 @@ impl Sender {
         }
     }
 
-    /// A request whose prompt is computed here. At `deadline` it fails, if it is not over by then: not all receivers
-    /// may have granted.
+    /// A request whose prompt is computed here. At `deadline` it fails, if it is not over by then: a receiver may have
+    /// gone before it granted, or given the request up before it began here. Without a deadline the engine has to give
+    /// up what the router says has ended.
     ///
     /// # Errors
     /// [`Kind::InvalidState`] for one that has begun and not ended; [`Kind::Exhausted`]; [`Kind::OutOfRange`] for one
@@ -280,9 +288,42 @@ impl Sender {
         let all = std::mem::take(&mut self.early).into_iter();
         let (own, others): (Vec<_>, Vec<_>) = all.partition(|early| early.fence.request == request);
         self.early = others;
-        own.into_iter().try_for_each(|early| match early.done {
-            true => self.ended_early(early.link, early.fence),
-            false => self.grant(early),
+        for early in own {
+            let link = early.link;
+            let granted = match early.done {
+                true => self.ended_early(link, early.fence),
+                false => self.grant(early, false),
+            };
+            if granted.is_err() {
+                self.lines.iter_mut().filter(|line| line.link == link).for_each(|line| line.broken = true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Visits the runs of an [`Action::Write`]: those of its rows to the connection's receiver, of these all or some.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`] for a connection that is gone; errors of `visit`.
+    pub fn runs(
+        &self,
+        link: u32,
+        rows: &Computed,
+        some: Option<&[u32]>,
+        mut visit: impl FnMut(Run) -> Result<()>,
+    ) -> Result<()> {
+        let index = self.lines.iter().position(|line| line.link == link && line.peer.is_some());
+        let found = index.and_then(|index| Some((index, self.lines.get(index)?.peer.as_ref()?)));
+        let Some((index, peer)) = found else {
+            return Err(Error::new(Kind::Closed, OPERATION)
+                .at("a connection that is gone")
+                .with("link", link));
+        };
+        let mut number = 0;
+        self::visit(&peer.paired.plan, rows, &rows.tokens, self.between(index), |run| {
+            let own = number;
+            number += 1;
+            if some.is_none_or(|some| some.binary_search(&own).is_ok()) { visit(run) } else { Ok(()) }
         })
     }
 
@@ -393,8 +434,8 @@ impl Sender {
     /// write everything.
     pub fn written(&mut self, link: u32, write: u64, failed: bool) {
         let Some(line) = self.lines.iter_mut().find(|line| line.link == link) else { return };
-        let Some(index) = line.writing.iter().position(|(number, _, _)| *number == write) else { return };
-        let (_, _, job) = line.writing.remove(index);
+        let Some(index) = line.writing.iter().position(|(number, _)| *number == write) else { return };
+        let (_, job) = line.writing.remove(index);
         let (request, fence) = (job.request, job.fence);
         let open = self.requests.get(&request).is_some_and(|sending| {
             let mut open = sending.open();
@@ -404,7 +445,7 @@ impl Sender {
             What::Rows { part, .. } if !open => self.answered(request, part),
             _ => line.ready.push_back(job),
         }
-        if failed {
+        if failed && open {
             self.fail(request, Reason::PeerLost);
         }
         // A frame that finds no room is said again when the receiver asks.
@@ -500,7 +541,7 @@ impl Sender {
         self.events.extend(held.map(|origin| Event::Released { request, origin }));
         self.events.push_back(Event::Ended { request, reason });
         self.ended.push_back((request, reason));
-        while self.ended.len() > REMEMBERED {
+        while self.ended.len() > REMEMBERED.max(self.options.requests as usize) {
             self.ended.pop_front();
         }
     }

@@ -53,8 +53,12 @@ impl Sender {
             let again =
                 |failing: &Failing| failing.told.map_or(Duration::ZERO, |(_, last)| self.later(last, 0));
             let failing = line.failing.iter().map(again);
-            let (unwritten, ready) = (!line.unwritten.is_empty(), !line.ready.is_empty());
-            let fresh = (line.room() > 0 && (unwritten || ready)).then_some(self.pace);
+            let ready = line.room() > 0 && !line.ready.is_empty();
+            let unwritten = line.room_to_write() > 0 && !line.unwritten.is_empty();
+            let fresh = match ready && line.far {
+                true => Some(Duration::ZERO),
+                false => (ready || unwritten).then_some(self.pace),
+            };
             let small = (line.has_small() || line.heard).then_some(Duration::ZERO);
             told.chain(failing).chain(fresh).chain(small).chain(self.patience_of(line))
         });
@@ -71,8 +75,11 @@ impl Sender {
         last.saturating_add(self.options.resend.saturating_mul(1 << times.min(6)))
     }
 
-    /// When a connection has been silent for too long; none if nothing is owed on it.
+    /// When a connection has been silent for too long; none if nothing is owed on it, or if that was said.
     fn patience_of(&self, line: &Line) -> Option<Duration> {
+        if line.closing || line.broken {
+            return (!line.closing).then_some(Duration::ZERO);
+        }
         let since = line.owed_since()?.max(line.heard_at?);
         Some(since.saturating_add(self.options.patience))
     }
@@ -105,17 +112,22 @@ impl Sender {
         }
         let Some(line) = self.lines.get(index) else { return Ok(None) };
         if self.patience_of(line).is_some_and(|patience| now >= patience) {
+            self.lines.iter_mut().skip(index).take(1).for_each(|line| line.closing = true);
             return Ok(Some(Action::Close { link }));
         }
-        let (room, paced) = (line.room(), now >= self.pace);
-        if room > 0 && paced && !line.unwritten.is_empty() {
-            return Ok(self.write(index, now));
-        }
         if let Some(place) = line.told.iter().position(|told| now >= self.again(told)) {
-            return self.tell_again(index, place, now, source, frame);
+            let split = self.lines.get_mut(index).is_some_and(|line| line.split(place));
+            if !split {
+                return self.tell_again(index, place, now, source, frame);
+            }
         }
-        match room > 0 && (paced || line.far) && !line.ready.is_empty() {
-            true => self.tell(index, room, now, source, frame),
+        let Some(line) = self.lines.get(index) else { return Ok(None) };
+        let (room, paced) = (line.room(), now >= self.pace);
+        if room > 0 && (paced || line.far) && !line.ready.is_empty() {
+            return self.tell(index, room, now, source, frame);
+        }
+        match line.room_to_write() > 0 && paced && !line.unwritten.is_empty() {
+            true => Ok(self.write(index, now)),
             false => Ok(None),
         }
     }
@@ -128,9 +140,9 @@ impl Sender {
         let held = self.requests.get(&job.request)?.parts.get(*part)?;
         let (mut rows, some) = (held.computed.clone(), some.clone());
         rows.tokens = tokens.clone();
-        let (link, write, fence, bytes) = (line.link, line.next, job.fence, job.bytes);
-        line.next += 1;
-        line.writing.push((write, now, job));
+        let (link, write, fence, bytes) = (line.link, self.writes, job.fence, job.bytes);
+        self.writes += 1;
+        line.writing.push((write, job));
         self.spend(now, bytes);
         Some(Action::Write { link, write, fence, rows, some })
     }
@@ -157,7 +169,7 @@ impl Sender {
         let Some(line) = self.lines.get_mut(index) else { return Ok(None) };
         let Some(told) = line.told.get_mut(place) else { return Ok(None) };
         (told.last, told.times) = (now, told.times.saturating_add(1));
-        let (number, jobs) = (told.number, told.jobs.clone());
+        let (number, jobs) = (told.number, told.jobs.iter().flatten().cloned().collect::<Vec<_>>());
         self.message(index, number, &jobs, source, frame)
     }
 
@@ -187,7 +199,8 @@ impl Sender {
         }
         let (number, far) = (line.next, line.far);
         line.next += 1;
-        line.told.push_back(Told { number, jobs: jobs.clone(), first: now, last: now, times: 0 });
+        let own = jobs.iter().cloned().map(Some).collect();
+        line.told.push_back(Told { number, jobs: own, first: now, last: now, times: 0 });
         if !far {
             self.spend(now, rows);
         }

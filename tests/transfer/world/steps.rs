@@ -523,21 +523,14 @@ impl World {
 
     /// Writes rows to landing pages, run by run, some late.
     fn write(&mut self, link: u32, write: u64, fence: Fence, rows: &Computed, some: Option<Vec<u32>>) {
-        let Link { sender, receiver, .. } = self.links[link as usize];
-        let (from, to) = (self.senders[sender].rank, self.receivers[receiver].rank);
-        let between = Of::Between((from.stage, from.lane), (to.stage, to.lane));
-        let request = Request { tokens: rows.tokens.end, replicas: [0, 0], chunks: rows.chunk.as_slice() };
+        let Link { sender, .. } = self.links[link as usize];
         let mut runs = Vec::new();
-        let (mut index, at) = (0, (rows.layer, rows.tokens.clone()));
-        self.plan
-            .runs(&request, at, between, |run| {
-                if some.as_ref().is_none_or(|some| some.contains(&index)) {
-                    runs.push(run);
-                }
-                index += 1;
-                Ok(())
-            })
-            .unwrap();
+        let machine = self.senders[sender].machine.as_ref().unwrap();
+        let listed = machine.runs(link, rows, some.as_deref(), |run| {
+            runs.push(run);
+            Ok(())
+        });
+        listed.unwrap();
         let landing = self.granted[&(link, fence)].clone();
         let mut times: Vec<_> = runs.iter().map(|_| self.now + self.draw.millis(10)).collect();
         if self.fault(self.faults.late) {
