@@ -24,6 +24,11 @@ pub struct Stats {
     pub free_lanes: u32,
     /// Gauge: parked sequences.
     pub parked: u32,
+    /// Gauge: arriving sequences.
+    pub arriving: u32,
+    /// Gauge: pages (of rows and of index keys) that are withheld after an abort
+    /// ([`Cache::abort`](crate::Cache::abort)).
+    pub withheld_pages: u32,
     /// Counter: steps retired.
     pub steps: u64,
     /// Counter: distinct selected rows that were resident, in all layers.

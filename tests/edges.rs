@@ -684,7 +684,7 @@ fn shut_down_returns_a_cache_that_still_holds_something() {
     e.enqueue(&step);
     e.cache.close(sequence, e.stream).unwrap();
     let (mut cache, error) = e.cache.shut_down().unwrap_err();
-    let error = refused::<()>(Err(error), Kind::Busy, "sequences or steps are left");
+    let error = refused::<()>(Err(error), Kind::Busy, "sequences, steps or withheld pages are left");
     assert_eq!((error.number("sequences"), error.number("steps")), (Some(1), Some(1)));
     cache.finish(&mut step, e.stream).unwrap();
     cache.retire(step, e.stream).unwrap();

@@ -35,16 +35,21 @@ impl Cache {
     /// [`Kind::Exhausted`] names the pool, with `wanted` and `free`; [`Kind::OutOfRange`] for more tokens
     /// than the cache was made for; [`Kind::InvalidConfig`] for an invalid budget. An error takes nothing.
     pub fn open(&mut self, open: &Open) -> Result<Sequence> {
-        let (index, tokens) = self.admit(open)?;
+        self.open_as(State::Filling, open)
+    }
+
+    /// Opens a sequence that begins as `state`: filling, or arriving.
+    pub(super) fn open_as(&mut self, state: State, open: &Open) -> Result<Sequence> {
+        let (index, tokens) = self.admit(state, open)?;
         let pages = self.geometry.pages(self.config.reach(tokens)?);
         let admitted = self.admitted(open, tokens)?;
-        let (slots, least) = self.take_slots(&admitted)?;
+        let (slots, least) = self.first_slots(state, &admitted)?;
         let mut table = PageTable::default();
         if let Err(error) = self.take_pages(pages, &mut table) {
             self.sparse.give_back(&slots)?;
             return Err(error);
         }
-        Ok(self.enter(index, admitted, Owned { table, slots, least, ..Owned::default() }, 0))
+        Ok(self.enter(state, index, admitted, Owned { table, slots, least, ..Owned::default() }, 0))
     }
 
     /// Opens a sequence that begins as a copy of `parent`. The parent's committed tokens are the child's prompt;
@@ -68,7 +73,7 @@ impl Cache {
                 .hint("truncate the parent to the length that you want, then fork"));
         }
         let open = Open { prompt: record.rows.committed, ..open.clone() };
-        let (index, tokens) = self.admit(&open)?;
+        let (index, tokens) = self.admit(State::Filling, &open)?;
         // The work that writes the parent's rows must end before they are copied or gathered.
         self.order_behind(parent.index as usize, stream)?;
         let pages = self.geometry.pages(self.config.reach(tokens)?);
@@ -85,7 +90,7 @@ impl Cache {
         let admitted = self.admitted(&open, tokens)?;
         let (slots, least) = self.take_slots(&admitted)?;
         let owned = Owned { slots, least, ..Owned::default() };
-        let child = self.enter(index, admitted, owned, open.prompt);
+        let child = self.enter(State::Filling, index, admitted, owned, open.prompt);
         // Until it has pages, no work names the child, so that a refusal takes nothing.
         let room = self.check_room(fresh, 0).and_then(|()| self.take_share(child, stream));
         if let Err(error) = room.and_then(|()| self.take_pages(fresh, &mut table)) {
@@ -134,13 +139,13 @@ impl Cache {
         self.take_over(index, stream)?;
         copy.into_iter().try_for_each(|copy| self.copy_page(copy, stream))?;
         let ticket = self.join(child, stream, WarmUp::default())?;
-        self.record_ready(self.records[parent].lane(), stream)?;
+        self.record_ready(parent, stream)?;
         self.records[parent].note_work();
         Ok(ticket)
     }
 
     /// Checks the numbers of a request. Returns the index of a free record and the admitted tokens.
-    pub(super) fn admit(&self, open: &Open) -> Result<(usize, u32)> {
+    pub(super) fn admit(&self, state: State, open: &Open) -> Result<(usize, u32)> {
         let tokens = open.prompt.checked_add(open.promised);
         let Some(admitted) = tokens.filter(|t| *t > 0 && *t <= self.config.max_tokens) else {
             return Err(Error::new(Kind::OutOfRange, "open")
@@ -149,6 +154,9 @@ impl Cache {
                 .with("promised", open.promised)
                 .with("most", self.config.max_tokens));
         };
+        if state == State::Arriving {
+            self.check_arrivals()?;
+        }
         let free = self.records.iter().position(|r| !r.is_taken());
         let index = free.ok_or_else(|| {
             Error::new(Kind::Exhausted, "open").at("lanes").with("wanted", 1_u32).with("free", 0_u32)
@@ -163,6 +171,16 @@ impl Cache {
         open.budget.write(tokens, self.config.min_budget, &mut asked, members)?;
         let ratio = open.budget.ratio();
         Ok(Admitted { prompt: open.prompt, tokens, bring_up: open.bring_up, asked, ratio })
+    }
+
+    /// What a sequence has of the sparse pool when it begins as `state`: an arriving one nothing, any other what
+    /// [`Cache::take_slots`] takes.
+    pub(super) fn first_slots(&mut self, state: State, admitted: &Admitted) -> Result<(Holding, Vec<u32>)> {
+        if state != State::Arriving {
+            return self.take_slots(admitted);
+        }
+        self.check_budget(admitted)?;
+        Ok((Holding::none(self.geometry.groups().len()), Vec::new()))
     }
 
     /// Takes a lane and slots, or, with shared budgets, a lane alone. Then the second list is what it promises.
@@ -195,17 +213,28 @@ impl Cache {
         }
     }
 
-    /// Begins the record of an admitted sequence. Every layer already has `filled` rows of its prompt.
-    pub(super) fn enter(&mut self, index: usize, admitted: Admitted, owned: Owned, filled: u32) -> Sequence {
+    /// Begins the record of an admitted sequence. Every layer already has `filled` rows of its prompt, with their index
+    /// keys.
+    pub(super) fn enter(
+        &mut self,
+        state: State,
+        index: usize,
+        admitted: Admitted,
+        owned: Owned,
+        filled: u32,
+    ) -> Sequence {
         let generation = self.records[index].generation.wrapping_add(1);
         self.opened += 1;
+        let counted = if state == State::Arriving { self.index.groups() } else { 0 };
         self.records[index] = Record {
-            state: State::Filling,
+            state,
             generation,
             opened: self.opened,
             admitted,
             owned,
             filled: vec![filled; self.geometry.layers() as usize],
+            keys: vec![filled; counted],
+            shared: filled,
             rows: RowCounts::default(),
             steps: SequenceSteps::with_room(self.config.steps_in_flight),
             work: HostWork::default(),

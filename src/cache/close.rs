@@ -8,7 +8,8 @@ use crate::ids::{Lane, Sequence};
 use crate::stats::Stats;
 
 impl Cache {
-    /// Closes a sequence. An engine also aborts a request with this call. The handle is closed at once. The cache frees
+    /// Closes a sequence. An engine also ends a request early with this call, unless others write to the sequence's
+    /// pages on their own: then it calls [`Cache::abort`]. The handle is closed at once. The cache frees
     /// the pages, slots and lane when the last step that names the sequence has been retired and its last ticket has
     /// ended: in this call, in that retire, or in [`Cache::reap`]. With [`Config::share`](crate::Config::share) the
     /// slots do not wait for the ticket. `stream` must be ordered after the work that the
@@ -20,7 +21,7 @@ impl Cache {
     /// try again. Any other sequence is closed even so, and [`Cache::reap`] frees its resources.
     pub fn close(&mut self, sequence: Sequence, stream: Stream) -> Result<()> {
         let index = sequence.index as usize;
-        if matches!(self.record(sequence)?.state, State::Filling | State::Parked) {
+        if self.record(sequence)?.is_prompt() {
             // The engine may still be writing index keys to its pages.
             self.take_over(index, stream)?;
         }
@@ -92,7 +93,7 @@ impl Cache {
         least.fill(0);
         self.sparse.trim(slots)?;
         self.share_is_due();
-        self.record_ready(lane, stream)?;
+        self.record_ready(index, stream)?;
         self.records[index].note_work();
         Ok(())
     }
@@ -132,23 +133,25 @@ impl Cache {
         self.sparse.give_back(&owned.slots)
     }
 
-    /// Shuts the cache down. All sequences must be closed and all steps retired.
+    /// Shuts the cache down. All sequences must be closed, all steps retired, and all withheld pages released.
     ///
     /// # Errors
-    /// [`Kind::Busy`] returns the cache, and gives the number of remaining sequences and steps.
+    /// [`Kind::Busy`] returns the cache, and gives the number of remaining sequences, steps and withheld pages.
     pub fn shut_down(self) -> Result<Stats, (Box<Cache>, Error)> {
         let stats = self.stats();
-        if stats.sequences == 0 && stats.steps_in_flight == 0 {
+        if stats.sequences == 0 && stats.steps_in_flight == 0 && stats.withheld_pages == 0 {
             return Ok(stats);
         }
         let error = Error::new(Kind::Busy, "shut down")
-            .at("sequences or steps are left")
+            .at("sequences, steps or withheld pages are left")
             .with("sequences", stats.sequences)
-            .with("steps", stats.steps_in_flight);
+            .with("steps", stats.steps_in_flight)
+            .with("withheld", stats.withheld_pages);
         Err((Box::new(self), error))
     }
 
-    /// Checks that every owner of every page is a sequence or the index of published pages, and that the counts agree.
+    /// Checks that every owner of every page is a sequence, the index of published pages or an abort that withholds it,
+    /// and that the counts agree.
     pub(super) fn validate_pages(&self) -> Result<()> {
         let mut host = vec![0_u32; self.config.host_pages as usize];
         let mut keys = vec![0_u32; self.config.index_pages as usize];
@@ -160,6 +163,7 @@ impl Cache {
                 keys[copy.from.1 as usize] += 1;
             }
         }
+        self.withheld.count(&mut host, &mut keys);
         self.count_shared(&mut host, &mut keys)?;
         let wrong = |page: u32| {
             Error::new(Kind::Internal, "validate pages").at("owners of a page").with("page", page)

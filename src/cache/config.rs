@@ -45,6 +45,9 @@ pub struct Config {
     /// Sequences that may be parked at the same time, in addition to the open ones
     /// ([`Cache::park`](crate::Cache::park)).
     pub parked: u32,
+    /// Sequences that may be arriving at the same time, in addition to the open and parked ones
+    /// ([`Cache::arrive`](crate::Cache::arrive)).
+    pub arriving: u32,
     /// Tokens of the longest sequence: prompt plus promised tokens.
     pub max_tokens: u32,
     /// Rows of a batch, at most 32,767: a report can name no more.
@@ -93,6 +96,7 @@ impl Config {
             share: None,
             lanes,
             parked: 0,
+            arriving: 0,
             max_tokens,
             batch: lanes,
             query_rows: 1,
@@ -188,6 +192,12 @@ impl Config {
         if self.index_pages < pages {
             return few("index_pages", self.index_pages, pages, flight);
         }
+        // Each of them has a page or more.
+        let most = self.host_pages.min(self.index_pages);
+        if self.arriving > most {
+            let error = Error::new(Kind::InvalidConfig, "cache").at("arriving").with("value", self.arriving);
+            return Err(error.with("most", most).hint("pass at most the number of pages"));
+        }
         let slots = match &self.slots {
             Slots::Uniform(slots) => Some(*slots),
             Slots::ByLayer(table) => table.iter().min().copied(),
@@ -214,7 +224,7 @@ impl Config {
 
     /// The most sequences that exist at the same time.
     pub(super) const fn records(&self) -> u32 {
-        self.lanes.saturating_add(self.parked)
+        self.lanes.saturating_add(self.parked).saturating_add(self.arriving)
     }
 
     /// Bytes of a parked sequence's place: the positions of its newest rows, `[groups][top_k]` i32.

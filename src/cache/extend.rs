@@ -30,7 +30,7 @@ impl Cache {
     /// pool, with `wanted` and `free`. An error changes nothing.
     pub fn extend(&mut self, sequence: Sequence, prompt: u32, promised: u32) -> Result<()> {
         let record = self.record(sequence)?;
-        record.check_state(&[State::Filling, State::Parked], "extend")?;
+        record.check_state(&State::PROMPTS, "extend")?;
         let (own, before) = (record.admitted.prompt, record.admitted.tokens);
         let most = self.config.max_tokens;
         let tokens =
@@ -46,13 +46,13 @@ impl Cache {
         let reach = self.config.reach(tokens)?;
         let asked = self.asked_for(record, tokens)?;
         let budgets: Vec<u32> = asked.iter().map(|slots| (*slots).min(reach)).collect();
-        let (index, parked) = (sequence.index as usize, record.state == State::Parked);
-        if !parked {
+        let (index, has_lane) = (sequence.index as usize, record.owned.slots.has_lane());
+        if has_lane {
             self.check_slots(index, &budgets)?;
         }
         self.extend_pages(index, self.geometry.pages(reach))?;
-        // A parked sequence takes its slots when it resumes.
-        if !parked {
+        // A parked sequence takes its slots when it resumes, an arriving one when it joins.
+        if has_lane {
             self.extend_slots(index, budgets, reach)?;
         }
         self.records[index].owned.asks_at = 0;
@@ -134,7 +134,9 @@ impl Cache {
         record.admitted.prompt = length;
         record.rows.committed = record.rows.committed.min(length);
         record.rows.stored = record.rows.stored.min(length);
-        record.filled.iter_mut().for_each(|filled| *filled = (*filled).min(length));
+        let counts = record.filled.iter_mut().chain(&mut record.keys);
+        counts.for_each(|count| *count = (*count).min(length));
+        record.shared = record.shared.min(length);
         Ok(())
     }
 }

@@ -145,7 +145,9 @@ impl Config {
         let pages = 2 * size_of::<u32>() as u64 * (u64::from(self.host_pages) + u64::from(self.index_pages));
         let shared = self.host_pages.min(self.index_pages).min(CAPACITY_MAX);
         let lane = size_of::<Record>() as u64 + 4 * layers;
-        let lists = pages + PrefixIndex::ENTRY_BYTES * u64::from(shared) + lane * u64::from(self.records());
+        // An arriving sequence counts its index keys too.
+        let records = lane * u64::from(self.records()) + 4 * layers * u64::from(self.arriving);
+        let lists = pages + PrefixIndex::ENTRY_BYTES * u64::from(shared) + records;
         let resident = self.memory.populate || self.memory.lock;
         // The available memory that the system reports does not include reserved huge pages.
         let reserved = self.memory.huge && !self.residency_only && state.has_huge(footprint.rows);

@@ -4,13 +4,14 @@
 //!
 //! | state | entered by | calls that change the sequence, besides `close` |
 //! |---|---|---|
+//! | arriving | [`Cache::arrive`], [`Cache::arrive_shared`] | those of a parked one but [`resume`]; index keys, [`join`] |
 //! | filling | [`Cache::open`], [`Cache::open_shared`] | those of a parked one but [`resume`]; [`park`], [`join`] |
 //! | joining | a [`join`] that leaves rows to gather (its limit, or the device refused) | [`join_more`], to the end |
 //! | running | joins, [`resume`], fork, `truncate` | steps, [`resize`], [`truncate`], [`publish`], [`park`], fork |
 //! | parked | [`park`] | [`append`], [`append_in_place`], [`extend`], [`truncate`], [`resume`] |
 //! | truncating | a `truncate` that the device refused half-way | [`truncate`] |
 //! | failed | a failed step | [`truncate`] |
-//! | closing | [`Cache::close`] with work in flight | none: its handle is no longer valid |
+//! | closing | [`Cache::close`], [`Cache::abort`] with work in flight | none: its handle is no longer valid |
 //!
 //! [`append`]: Cache::append
 //! [`extend`]: Cache::extend
@@ -27,11 +28,13 @@
 //!
 //! Opening a sequence takes everything that its steps will need: host pages and index-key pages for the prompt, the
 //! promised tokens and the rows in flight, slots in every layer, and a lane. So a step allocates nothing and cannot run
-//! out of memory. Four calls take more: a `truncate` into shared pages, which replaces them by fresh pages, a `resize`
-//! to a larger budget, an `extend`, and a `resume`, which takes the lane and slots that `park` gave back.
+//! out of memory. Five calls take more: a `truncate` into shared pages, which replaces them by fresh pages, a `resize`
+//! to a larger budget, an `extend`, a `resume`, which takes the lane and slots that `park` gave back, and the `join` of
+//! an arriving sequence, which has pages and nothing else until then (`arrive`).
 //!
 //! After a sequence is closed, the cache takes back its resources once the last step with the sequence has been retired
-//! and every ticket of its work has ended. That holds for steps that completed and for steps that were abandoned. If
+//! and every ticket of its work has ended. That holds for steps that completed and for steps that were abandoned.
+//! Pages to which others may still write wait for more than that: `abort` withholds them. If
 //! the device refuses a call half-way, the cache takes back the resources of the call once the stream has passed the
 //! operations that the call enqueued (`settle`).
 //!
@@ -41,7 +44,9 @@
 //! [`Cache::new`] and `capture`, which wait for work on the device's own stream, only `digest` and `validate`, which
 //! are for checks, wait for a GPU. It never synchronises an engine's stream. It computes no attention.
 
+mod abort;
 mod admit;
+mod arrive;
 mod budgets;
 mod captured;
 mod close;
@@ -74,12 +79,14 @@ use crate::step::Ring;
 use crate::total::memory::{Memory, Overcommits};
 use crate::total::{CAPACITY_MAX, IndexPool, PrefixIndex, Secret, TotalPool};
 
+pub use abort::Withheld;
 pub use admit::Open;
 pub use captured::{Capture, Captured};
 pub use config::{Config, Slots};
 pub use footprint::Footprint;
 pub use overlapped::Layers;
 
+use abort::WithheldPages;
 use places::Places;
 use record::{Record, State};
 use sharing::Sharing;
@@ -174,7 +181,9 @@ pub struct Cache {
     /// The places of parked sequences' newest rows, and the event recorded after one was last read.
     places: Places,
     warmed: Event,
-    /// One event per lane, recorded after the work that the host issued for its sequence alone.
+    /// The pages of aborted sequences that writers may still reach.
+    withheld: WithheldPages,
+    /// One event per record, recorded after the work that the host issued for its sequence alone.
     ready: Vec<Event>,
     /// One event per micro-batch, recorded after its last step. Its next step waits for it, and so does later work for
     /// its sequences.
@@ -254,7 +263,8 @@ impl Cache {
             left: device.event()?,
             places: Places::new(memory, place, config.parked),
             warmed: device.event()?,
-            ready: (0..config.lanes).map(|_| device.event()).collect::<Result<_>>()?,
+            withheld: WithheldPages::default(),
+            ready: (0..config.records()).map(|_| device.event()).collect::<Result<_>>()?,
             stepped: (0..config.micro_batches).map(|_| device.event()).collect::<Result<_>>()?,
             schedules: (0..config.micro_batches).map(|_| Schedule::new(&*device)).collect::<Result<_>>()?,
             runs: Vec::with_capacity(config.micro_batches as usize),
@@ -327,6 +337,8 @@ impl Cache {
             slots_in_use: self.sparse.slots().in_use(),
             free_lanes: self.sparse.slots().free_lanes(),
             parked: self.records.iter().filter(|r| r.state == State::Parked).count() as u32,
+            arriving: self.records.iter().filter(|r| r.state == State::Arriving).count() as u32,
+            withheld_pages: self.withheld.pages(),
             ..self.stats
         }
     }
@@ -458,16 +470,16 @@ impl Cache {
         found.filter(|r| r.is_open(sequence)).ok_or_else(|| closed(sequence))
     }
 
-    /// Makes `stream` wait until the lane's earlier work has ended, on any stream.
-    fn wait_ready(&self, lane: u32, stream: Stream) -> Result<()> {
-        match self.ready.get(lane as usize) {
+    /// Makes `stream` wait until the sequence's earlier work has ended, on any stream.
+    fn wait_ready(&self, index: usize, stream: Stream) -> Result<()> {
+        match self.ready.get(index) {
             Some(event) => self.device.wait(stream, *event),
             None => Ok(()),
         }
     }
 
-    fn record_ready(&self, lane: u32, stream: Stream) -> Result<()> {
-        match self.ready.get(lane as usize) {
+    fn record_ready(&self, index: usize, stream: Stream) -> Result<()> {
+        match self.ready.get(index) {
             Some(event) => self.device.record(*event, stream),
             None => Ok(()),
         }

@@ -122,11 +122,18 @@ impl Cache {
     /// layer; [`Kind::Exhausted`] names lanes or slot blocks; [`Kind::Busy`] as in [`Cache::join`]. These errors change
     /// nothing. If the device refuses the call half-way, the sequence has its lane, and [`Cache::join`] does the rest.
     pub fn resume(&mut self, sequence: Sequence, stream: Stream, bytes_a_call: u64) -> Result<Ticket> {
-        let index = sequence.index as usize;
         let record = self.record(sequence)?;
         record.check_state(&[State::Parked], "resume")?;
         record.check_prompt("resume")?;
-        let admitted = record.admitted.clone();
+        self.take_lane(sequence, stream)?;
+        self.join(sequence, stream, WarmUp { bytes_a_call, ..WarmUp::default() })
+    }
+
+    /// Takes a lane and slots for a complete prompt that has none: parked, or arriving. It is then filling, and may
+    /// join. An error takes nothing.
+    pub(super) fn take_lane(&mut self, sequence: Sequence, stream: Stream) -> Result<()> {
+        let index = sequence.index as usize;
+        let admitted = self.record(sequence)?.admitted.clone();
         let (slots, least) = self.take_slots(&admitted)?;
         let owned = &mut self.records[index].owned;
         (owned.slots, owned.least) = (slots, least);
@@ -139,7 +146,7 @@ impl Cache {
             return Err(error);
         }
         self.records[index].state = State::Filling;
-        self.join(sequence, stream, WarmUp { bytes_a_call, ..WarmUp::default() })
+        Ok(())
     }
 
     /// The warm-up of a join: the given one, or the rows that were noted when the sequence was parked.

@@ -45,14 +45,25 @@ impl Cache {
     /// As [`Cache::open`]; [`Kind::OutOfRange`] for more ids than the prompt has tokens, and for a number of keys that
     /// is neither 0 nor the number of full pages. An error takes nothing.
     pub fn open_shared(&mut self, open: &Open, salt: &[u8], prompt: Tokens<'_>) -> Result<(Sequence, u32)> {
+        self.open_shared_as(State::Filling, open, salt, prompt)
+    }
+
+    /// Opens such a sequence, which begins as `state`: filling, or arriving.
+    pub(super) fn open_shared_as(
+        &mut self,
+        state: State,
+        open: &Open,
+        salt: &[u8],
+        prompt: Tokens<'_>,
+    ) -> Result<(Sequence, u32)> {
         let page_tokens = self.geometry.page_tokens();
         prompt.check(page_tokens, open.prompt, "open")?;
-        let (index, tokens) = self.admit(open)?;
+        let (index, tokens) = self.admit(state, open)?;
         let pages = self.geometry.pages(self.config.reach(tokens)?);
         let hashes = self.find_hashes(salt, prompt, pages)?;
         let shared = hashes.pages() * page_tokens;
         let admitted = self.admitted(open, tokens)?;
-        let (slots, least) = self.take_slots(&admitted)?;
+        let (slots, least) = self.first_slots(state, &admitted)?;
         let mut owned = Owned { slots, least, hashes: Some(hashes), ..Owned::default() };
         if let Err(error) = self.take_shared_pages(pages, &mut owned) {
             self.release_all(&owned)?;
@@ -60,7 +71,7 @@ impl Cache {
         }
         self.stats.prompt_tokens += prompt.ids.len() as u64;
         self.stats.shared_tokens += u64::from(shared);
-        Ok((self.enter(index, admitted, owned, shared), shared))
+        Ok((self.enter(state, index, admitted, owned, shared), shared))
     }
 
     /// The number of tokens that [`Cache::open_shared`] would share now. Changes nothing, not even the order of use.

@@ -1,11 +1,12 @@
 //! The cache's record of one sequence.
 //!
-//! The cache makes a table with one record for each lane and each parked sequence. A record is reused after its
-//! sequence is gone; the generation distinguishes the handles. The parts of a record change at different times:
+//! The cache makes a table with one record for each lane, each parked and each arriving sequence. A record is reused
+//! after its sequence is gone; the generation distinguishes the handles. The parts of a record change at different
+//! times:
 //!
 //! - `admitted` changes with `extend` and, while the prompt is not complete, with `truncate`; its slots with `resize`.
 //! - The resources in `owned` are freed when the last work that names them has ended.
-//! - The counts in `filled` change with the prompt.
+//! - The counts in `filled` and `keys` change with the prompt, and `shared` when the prompt becomes shorter.
 //! - The counts in `rows` change with each step and with each retirement.
 //! - `steps` and `work` record which work may still run: that of steps, and that of other calls.
 
@@ -23,6 +24,7 @@ use crate::total::PageTable;
 pub(super) enum State {
     #[default]
     Free,
+    Arriving,
     Filling,
     Parked,
     Joining,
@@ -30,6 +32,11 @@ pub(super) enum State {
     Truncating,
     Failed,
     Closing,
+}
+
+impl State {
+    /// The states in which a sequence is a prompt.
+    pub(super) const PROMPTS: [State; 3] = [State::Arriving, State::Filling, State::Parked];
 }
 
 /// See the module's head.
@@ -43,6 +50,11 @@ pub(super) struct Record {
     pub(super) owned: Owned,
     /// The number of prompt rows appended, for each layer.
     pub(super) filled: Vec<u32>,
+    /// The number of the prompt's index keys in place, for each index group. Empty where the cache does not count them:
+    /// if the sequence did not arrive, once it runs, and in a model without index keys.
+    pub(super) keys: Vec<u32>,
+    /// The leading tokens whose pages it shares since it was opened. Nothing may write there.
+    pub(super) shared: u32,
     pub(super) rows: RowCounts,
     /// Its steps between prepare and retire.
     pub(super) steps: SequenceSteps,
@@ -137,6 +149,16 @@ impl Record {
         self.state != State::Free
     }
 
+    /// Whether it is a prompt: it has not joined, or not since it was parked.
+    pub(super) fn is_prompt(&self) -> bool {
+        State::PROMPTS.contains(&self.state)
+    }
+
+    /// Whether it takes one of the places of arriving sequences: it has neither a lane nor a place of a parked one.
+    pub(super) fn is_arrival(&self) -> bool {
+        self.is_taken() && !self.owned.slots.has_lane() && self.owned.place.is_none()
+    }
+
     /// Whether it has slots. With shared budgets it has none before it joins.
     pub(super) fn has_slots(&self) -> bool {
         self.owned.slots.budgets.iter().any(|budget| *budget > 0)
@@ -187,12 +209,24 @@ impl Record {
         }
     }
 
+    /// Checks that every index group has the index keys of the whole prompt, if the cache counts them. `first` says
+    /// which layer is a group's first.
+    pub(super) fn check_keys(&self, operation: &'static str, first: impl Fn(usize) -> usize) -> Result<()> {
+        let prompt = self.admitted.prompt;
+        match self.keys.iter().enumerate().find(|(_, placed)| **placed != prompt) {
+            Some((group, placed)) => Err(Error::new(Kind::InvalidState, operation)
+                .at("the index keys of a layer are incomplete")
+                .with("layer", first(group) as u64)
+                .with("placed", *placed)
+                .with("prompt", prompt)
+                .hint("an indexer that reads keys which never came selects nonsense: place them first")),
+            None => Ok(()),
+        }
+    }
+
     /// Checks that the sequence has a lane.
     pub(super) fn check_lane(&self, operation: &'static str) -> Result<()> {
-        match self.state {
-            State::Parked => self.check_state(&[], operation),
-            _ => Ok(()),
-        }
+        if self.owned.slots.has_lane() { Ok(()) } else { self.check_state(&[], operation) }
     }
 
     /// Checks that no work that names the sequence is in flight.
@@ -229,6 +263,7 @@ impl Record {
             return Ok(());
         }
         let place = match self.state {
+            State::Arriving => "the sequence is arriving",
             State::Filling => "the prompt is not complete, or the sequence has not joined",
             State::Parked => "the sequence is parked",
             State::Joining => "the warm-up is not complete",
@@ -238,6 +273,7 @@ impl Record {
             State::Free | State::Closing => "the sequence is closed",
         };
         let hint = match self.state {
+            State::Arriving => "join it when rows and index keys of every layer are in place",
             State::Filling => "append the prompt in every layer, then join",
             State::Parked => "resume it",
             State::Joining => "call join_more until the warm-up is complete",

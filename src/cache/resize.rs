@@ -107,14 +107,14 @@ impl Cache {
     /// Whether a resize of a sequence may still run.
     pub(super) fn is_staged(&mut self, index: usize) -> Result<bool> {
         let record = &self.records[index];
-        let (lane, work) = (record.lane(), &record.work);
+        let work = &record.work;
         if !work.staged {
             return Ok(false);
         }
         if let Some(before) = work.unsettled {
-            self.record_ready(lane, before)?;
+            self.record_ready(index, before)?;
         }
-        let ended = self.ready.get(lane as usize).map_or(Ok(true), |ready| self.device.query(*ready))?;
+        let ended = self.ready.get(index).map_or(Ok(true), |ready| self.device.query(*ready))?;
         self.records[index].work.staged = !ended;
         Ok(!ended)
     }
@@ -156,7 +156,7 @@ impl Cache {
         record.note_issued();
         self.stats.resizes += 1;
         self.give_up_extra(index, stream)?;
-        self.record_ready(self.records[index].lane(), stream)?;
+        self.record_ready(index, stream)?;
         self.records[index].note_work();
         Ok(())
     }

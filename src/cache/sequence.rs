@@ -59,6 +59,15 @@ impl Cache {
         (0..layers).try_for_each(|layer| self.claim(sequence, Layer(layer), count).map(|_| ()))
     }
 
+    /// Declares that `count` prompt rows of one layer are already in place, as [`Cache::append_in_place`] does for every
+    /// layer: for a transfer that brings a sequence layer by layer.
+    ///
+    /// # Errors
+    /// As [`Cache::append`].
+    pub fn append_layer_in_place(&mut self, sequence: Sequence, layer: Layer, count: u32) -> Result<()> {
+        self.claim(sequence, layer, count).map(|_| ())
+    }
+
     /// Counts `count` more rows of a layer as filled. Returns the position of the first one.
     fn claim(&mut self, sequence: Sequence, layer: Layer, count: u32) -> Result<u32> {
         let first = self.claimable(sequence, layer, count)?;
@@ -70,7 +79,7 @@ impl Cache {
     fn claimable(&self, sequence: Sequence, layer: Layer, count: u32) -> Result<u32> {
         self.check_layer(layer)?;
         let record = self.record(sequence)?;
-        record.check_state(&[State::Filling, State::Parked], "append")?;
+        record.check_state(&State::PROMPTS, "append")?;
         let filled = record.filled[layer.index()];
         if count > record.admitted.prompt - filled {
             return Err(Error::new(Kind::OutOfRange, "append")
@@ -91,17 +100,21 @@ impl Cache {
     /// next steps wait for that. So pass a stream that is not behind a long prefill.
     ///
     /// # Errors
-    /// [`Kind::Closed`]; [`Kind::InvalidState`] while a layer's prompt is incomplete, or if the sequence has already
-    /// joined; [`Kind::OutOfRange`] for selections whose size is not `[index groups][steps][k]`; [`Kind::Busy`], with
+    /// [`Kind::Closed`]; [`Kind::InvalidState`] while a layer's prompt is incomplete, while a layer's index keys are
+    /// incomplete of a sequence that is arriving, or if the sequence has already joined; [`Kind::Exhausted`] names lanes
+    /// or slot blocks for a sequence that is arriving; [`Kind::DeviceFailed`] if a copy of its index keys failed;
+    /// [`Kind::OutOfRange`] for selections whose size is not `[index groups][steps][k]`; [`Kind::Busy`], with
     /// [`Config::share`](crate::Config::share), while its slots belong to sequences that cannot shrink now: that are in
-    /// open steps, joining or failed, that are closed with steps in flight, or whose last resize is in flight. If the
-    /// device refuses the call half-way, try again on any stream. If that returns the error that the warm-up is not
+    /// open steps, joining or failed, that are closed with steps in flight, or whose last resize is in flight. These
+    /// errors change nothing. If the device refuses the call half-way, try again on any stream. If that returns the error that the warm-up is not
     /// complete, call [`Cache::join_more`] instead.
     pub fn join(&mut self, sequence: Sequence, stream: Stream, warm_up: WarmUp) -> Result<Ticket> {
         let record = self.record(sequence)?;
-        record.check_state(&[State::Filling], "join")?;
+        record.check_state(&[State::Filling, State::Arriving], "join")?;
         record.check_prompt("join")?;
-        let lane = Lane(record.lane());
+        record.check_keys("join", |group| self.geometry.members(group).start)?;
+        record.check_ticket("join")?;
+        let arrives = record.state == State::Arriving;
         let steps = u64::from(warm_up.steps) * self.geometry.groups().len() as u64;
         let words = steps * u64::from(self.config.shape.top_k);
         let fits = |s: &Slice| s.bytes() == 4 * words && s.address().is_multiple_of(4) && self.device.owns(s);
@@ -110,8 +123,12 @@ impl Cache {
                 .at("warm-up selections")
                 .with("wanted words", words));
         }
-        self.take_share(sequence, stream)?;
+        match arrives {
+            true => self.take_lane(sequence, stream)?,
+            false => self.take_share(sequence, stream)?,
+        }
         self.take_over(sequence.index as usize, stream)?;
+        let lane = Lane(self.record(sequence)?.lane());
         // The residency tables must no longer hold the lane's previous sequence, nor entries of a refused join.
         self.device.wait(stream, self.left)?;
         if self.record(sequence)?.work.entered {
@@ -180,6 +197,7 @@ impl Cache {
         record.work.stretches = Some(stretches);
         if stretches.is_over() {
             record.state = State::Running;
+            record.keys.clear();
         }
         Ok(ticket)
     }
@@ -216,7 +234,7 @@ impl Cache {
     /// change nothing. If the device refuses later operations, only this call and [`Cache::close`] accept the sequence.
     pub fn truncate(&mut self, sequence: Sequence, length: u32, stream: Stream) -> Result<Ticket> {
         let index = sequence.index as usize;
-        if matches!(self.record(sequence)?.state, State::Filling | State::Parked) {
+        if self.record(sequence)?.is_prompt() {
             self.truncate_prompt(sequence, length)?;
             return Ok(Ticket::done());
         }

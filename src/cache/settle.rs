@@ -6,11 +6,12 @@
 //!
 //! | state | entered by |
 //! |---|---|
-//! | unsettled, on one stream | [`Cache::take_over`]: join, fork (the parent too), truncate, resize, emptying a lane |
+//! | unsettled, on one stream | [`Cache::take_over`]: join, fork (the parent too), truncate, resize, emptying a lane, |
+//! | | placing index keys |
 //! | settled | [`Cache::settle`]: enqueues a ticket after the work and records `ready` in the same stream |
 //!
 //! **Which event comes after a sequence's work.** Work that the host issues for one sequence alone ends with `ready`,
-//! an event of the sequence's lane. A step ends with `stepped`, one event for all its rows: with an event for each row,
+//! an event of the sequence's record: a sequence that is arriving has work, and no lane. A step ends with `stepped`, one event for all its rows: with an event for each row,
 //! a batch of hundreds would need hundreds of driver calls to record the events and as many to wait for them. So a
 //! sequence whose last work is a step has no current `ready` event (`HostWork::stepped`). Steps of a micro-batch run
 //! one after the other. So a wait for a later step of the micro-batch also covers the sequence's step; the sequence
@@ -33,19 +34,18 @@ impl Cache {
     /// Orders `stream` after all earlier work of a sequence on any stream, the work of refused calls included.
     pub(super) fn order_behind(&self, index: usize, stream: Stream) -> Result<()> {
         let record = &self.records[index];
-        let lane = record.lane();
         if let Some(before) = record.work.unsettled {
             // The end of a resize is read from `ready`, so a resize that was refused half-way needs its record too.
             if before != stream || record.work.staged {
-                self.record_ready(lane, before)?;
+                self.record_ready(index, before)?;
             }
             if before != stream {
-                return self.wait_ready(lane, stream);
+                return self.wait_ready(index, stream);
             }
         }
         match record.steps.micro_batch.filter(|_| record.work.stepped) {
             Some(micro_batch) => self.device.wait(stream, self.stepped[micro_batch.index()]),
-            None => self.wait_ready(lane, stream),
+            None => self.wait_ready(index, stream),
         }
     }
 
@@ -62,7 +62,7 @@ impl Cache {
     pub(super) fn settle(&mut self, index: usize, stream: Stream) -> Result<Ticket> {
         let (ticket, completer) = Ticket::new();
         self.device.complete(stream, completer)?;
-        self.record_ready(self.records[index].lane(), stream)?;
+        self.record_ready(index, stream)?;
         let record = &mut self.records[index];
         record.work.ticket = Some(ticket.clone());
         record.note_work();

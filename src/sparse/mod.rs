@@ -4,6 +4,7 @@
 //! blocks and lanes to sequences, lays out the slab, and says how many slots each sequence should have ([`Share`]). The
 //! device decides which row is in which slot, by the rule of [`crate::residency`].
 
+pub mod ages;
 mod budget;
 mod curve;
 mod pool;

@@ -45,6 +45,38 @@ impl IndexPool {
         self.groups.get(group).copied()
     }
 
+    /// The number of groups that have keys: all, or none.
+    pub fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// The copies that bring `bytes` of a sequence's keys to its pages `table`, from the byte `first` of the sequence
+    /// on: where each begins in what is copied and in a group's keys, and its bytes. Pages that follow each other in
+    /// the pool are one copy. It ends early if the pages do.
+    pub fn copies<'a>(
+        &self,
+        table: &'a [u32],
+        first: u64,
+        bytes: u64,
+    ) -> impl Iterator<Item = (u64, u64, u64)> + 'a {
+        let page_bytes = self.page_bytes;
+        let mut done = 0;
+        std::iter::from_fn(move || {
+            let at = first + done;
+            let mut page = at.checked_div(page_bytes)? as usize;
+            let begin = *table.get(page).filter(|_| done < bytes)?;
+            let inside = at % page_bytes;
+            let mut here = (page_bytes - inside).min(bytes - done);
+            while here < bytes - done && table.get(page + 1).copied() == table[page].checked_add(1) {
+                page += 1;
+                here = (here + page_bytes).min(bytes - done);
+            }
+            let copy = (done, u64::from(begin) * page_bytes + inside, here);
+            done += here;
+            Some(copy)
+        })
+    }
+
     /// The keys of one page in one group.
     ///
     /// # Errors

@@ -389,6 +389,7 @@ impl Device for Faulty {
         event() -> Event;
         wait(stream: Stream, event: Event) -> ();
         is_capturing(stream: Stream) -> bool;
+        enqueue(pools: Pools, stream: Stream, op: PoolOp<'_>) -> ();
         enqueue_pages(stream: Stream, op: PageOp<'_>) -> ();
         complete(stream: Stream, completer: Completer) -> ();
     }
@@ -402,7 +403,6 @@ impl Device for Faulty {
         prefetch(stream: Stream, slice: Slice, rate: u64) -> Result<()>;
         call(stream: Stream, work: Arc<dyn Fn() + Send + Sync>) -> Result<()>;
         attach(layout: PoolLayout) -> Result<Pools>;
-        enqueue(pools: Pools, stream: Stream, op: PoolOp<'_>) -> Result<()>;
         capture(stream: Stream) -> Result<()>;
         captured(stream: Stream) -> Result<Graph>;
         launch(graph: Graph, stream: Stream) -> Result<()>;

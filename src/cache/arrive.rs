@@ -1,0 +1,213 @@
+//! Arrival: a sequence whose pages a transfer fills, from prefill to decode.
+//!
+//! A decode instance grants pages to a request long before it can run it: rows and index keys come layer by layer, while
+//! prefill still computes the next ones. So a request that arrives has pages and nothing else. Its lane and slots, of
+//! which there are far fewer, serve sequences that run until [`Cache::join`] takes them.
+//!
+//! | call | device | host |
+//! |---|---|---|
+//! | [`Cache::arrive`] | nothing | takes the pages of prompt, promise and rows in flight, and a record |
+//! | [`Cache::append`], [`Cache::append_layer_in_place`] | nothing | counts a layer's rows |
+//! | [`Cache::place_index_keys`] | copies keys to the sequence's pages | counts a layer's keys |
+//! | [`Cache::join`] | joins a lane | takes a lane and slots |
+//! | [`Cache::abort`], [`Cache::close`] | nothing | gives the pages back, the latter at once |
+//!
+//! **Index keys are counted.** A join is refused while a layer lacks keys: an indexer that scores what an earlier
+//! sequence left in the pages selects nonsense, and no row shows it. Keys that come to device pages without a copy of
+//! this module are declared ([`Cache::index_keys_in_place`]). Keys may be placed again, but not behind a gap, so that a
+//! count says which are there. A sequence that was opened for an engine's own prefill counts none: the engine's kernels
+//! write its keys.
+//!
+//! **Order.** A page that is free has no work in flight, because pages are given back only when the host has seen the
+//! end of what names them. So a copy of keys is ordered after the sequence's own earlier copies alone, and the join
+//! after all of them, by the event of the record (`settle`).
+//!
+//! **Who writes.** If the receiver itself brings rows and keys, [`Cache::close`] ends the sequence at any time. If others
+//! write to its pages on their own, a write may land after the end: then [`Cache::abort`] ends it.
+//!
+//! **Pages.** [`Cache::arrive_shared`] finds leading pages by their token ids, and the receiver tells the sender how many
+//! tokens it need not send. Nothing writes to those pages, neither the sender nor this module.
+
+use crate::cache::Cache;
+use crate::cache::admit::Open;
+use crate::cache::record::{Admitted, Record, State};
+use crate::device::{Slice, Stream, Ticket};
+use crate::error::{Error, Kind, Result};
+use crate::geometry::SLOT_BLOCK;
+use crate::ids::{Layer, Sequence};
+use crate::sequence::Tokens;
+
+/// Keys of a call that places some.
+#[derive(Clone, Copy, Debug)]
+struct Keys {
+    group: usize,
+    /// In bytes of the sequence's keys, where they begin.
+    first: u64,
+    /// Keys of the prompt that are in place afterwards.
+    placed: u32,
+}
+
+impl Cache {
+    /// Opens a sequence whose rows and index keys a transfer brings: takes its pages, but no slots and no lane.
+    /// [`Cache::join`] takes those once every layer is whole. At most [`Config::arriving`](crate::Config::arriving)
+    /// sequences arrive at a time. With [`Config::share`](crate::Config::share) its budget is promised when it joins.
+    ///
+    /// # Errors
+    /// As [`Cache::open`]; also [`Kind::Exhausted`] if as many sequences arrive as may, and for a budget that is larger
+    /// than the pool. An error takes nothing.
+    pub fn arrive(&mut self, open: &Open) -> Result<Sequence> {
+        self.open_as(State::Arriving, open)
+    }
+
+    /// Opens such a sequence for a prompt whose token ids are known, as [`Cache::open_shared`] does. Returns the sequence
+    /// and the number of leading tokens that the cache has: the transfer brings those that follow.
+    ///
+    /// # Errors
+    /// As [`Cache::arrive`] and [`Cache::open_shared`]. An error takes nothing.
+    pub fn arrive_shared(
+        &mut self,
+        open: &Open,
+        salt: &[u8],
+        prompt: Tokens<'_>,
+    ) -> Result<(Sequence, u32)> {
+        self.open_shared_as(State::Arriving, open, salt, prompt)
+    }
+
+    /// Checks that one more sequence may arrive.
+    pub(super) fn check_arrivals(&self) -> Result<()> {
+        let taken = self.records.iter().filter(|record| record.is_arrival()).count() as u32;
+        if taken >= self.config.arriving {
+            return Err(Error::new(Kind::Exhausted, "arrive")
+                .at("arriving sequences")
+                .with("wanted", 1_u32)
+                .with("free", 0_u32)
+                .hint("wait for others to join or end, or make the cache with a larger `arriving`"));
+        }
+        Ok(())
+    }
+
+    /// Checks that the budget of a sequence that arrives could ever be given.
+    pub(super) fn check_budget(&self, admitted: &Admitted) -> Result<()> {
+        let budgets = admitted.budgets(self.config.reach(admitted.tokens)?);
+        for (group, budget) in budgets.into_iter().enumerate() {
+            let (wanted, most) = (budget.div_ceil(SLOT_BLOCK), self.sparse.slots().blocks(group));
+            if wanted > most {
+                return Err(Error::new(Kind::Exhausted, "arrive")
+                    .at("slot blocks")
+                    .with("wanted", wanted)
+                    .with("free", most)
+                    .with("layer", self.geometry.members(group).start as u64));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a sequence is arriving: it has pages, and neither a lane nor slots.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`].
+    pub fn is_arriving(&self, sequence: Sequence) -> Result<bool> {
+        Ok(self.record(sequence)?.state == State::Arriving)
+    }
+
+    /// Copies index keys of a layer to the pages of an arriving sequence, on `stream`. `keys` holds the keys of the
+    /// tokens from `first` on, packed: `[n][key bytes]`. It is memory that the device reaches, and stays as it is until
+    /// the ticket is Done. Tokens whose keys are in place may be placed again; `first` may not be beyond them, nor in
+    /// pages that the sequence shares. The last page may be given whole, with what is behind the prompt.
+    ///
+    /// Where the engine's pages are not `[page tokens][key bytes]` inside, such as with all scales behind all keys, pass
+    /// whole pages, and a `first` that begins one. The call copies bytes and knows nothing of what they are.
+    ///
+    /// It is one copy for each run of pages that follow each other in the pool. The join waits for it.
+    ///
+    /// # Errors
+    /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not arriving; [`Kind::OutOfRange`] for a layer
+    /// without index keys of its own ([`Cache::index_keys`]), for bytes that are not whole keys, for keys beyond the last
+    /// page of the prompt, for another `first`, and for memory of another device or that does not begin at a multiple of
+    /// 4. These errors change nothing. If the device refuses a copy, some may have been enqueued, and none of the call's
+    /// keys count: place them again, on any stream.
+    pub fn place_index_keys(
+        &mut self,
+        sequence: Sequence,
+        layer: Layer,
+        first: u32,
+        keys: Slice,
+        stream: Stream,
+    ) -> Result<Ticket> {
+        let to = self.index_keys(layer)?;
+        let Keys { group, first, placed } = self.keys_to_place(sequence, layer, first, &keys)?;
+        let index = sequence.index as usize;
+        self.take_over(index, stream)?;
+        let table = &self.records[index].owned.table.index;
+        for (from, at, bytes) in self.index.copies(table, first, keys.bytes()) {
+            self.device.copy(stream, keys.part(from, bytes)?, to.part(at, bytes)?)?;
+        }
+        let ticket = self.settle(index, stream)?;
+        self.count_keys(index, group, placed);
+        Ok(ticket)
+    }
+
+    /// Declares that the index keys of `count` more tokens of a layer are in place in the pages of an arriving sequence
+    /// ([`Cache::index_keys`]). A transfer or a kernel of the engine wrote them there, and the stream that joins the
+    /// sequence is ordered after that.
+    ///
+    /// # Errors
+    /// As [`Cache::place_index_keys`], for keys beyond the prompt. An error changes nothing.
+    pub fn index_keys_in_place(&mut self, sequence: Sequence, layer: Layer, count: u32) -> Result<()> {
+        self.index_keys(layer)?;
+        let (group, record) = (self.geometry.group_of(layer.index()), self.arriving(sequence)?);
+        let placed = record.keys.get(group).copied().unwrap_or(0);
+        let prompt = record.admitted.prompt;
+        if count > prompt - placed {
+            return Err(beyond("index keys beyond the prompt", count.into(), placed, prompt));
+        }
+        self.count_keys(sequence.index as usize, group, placed + count);
+        Ok(())
+    }
+
+    /// Checks a call that places keys.
+    fn keys_to_place(&self, sequence: Sequence, layer: Layer, first: u32, keys: &Slice) -> Result<Keys> {
+        let (group, record) = (self.geometry.group_of(layer.index()), self.arriving(sequence)?);
+        let wrong = |place| Error::new(Kind::OutOfRange, "place index keys").at(place);
+        let key_bytes = u64::from(self.geometry.shape().index_key_bytes);
+        let (count, bytes) = (keys.bytes() / key_bytes, keys.bytes());
+        if !bytes.is_multiple_of(key_bytes) {
+            return Err(wrong("bytes that are not whole keys").with("bytes", bytes).with("key", key_bytes));
+        }
+        if !self.device.owns(keys) || !keys.address().is_multiple_of(4) {
+            return Err(wrong("memory of the keys").with("bytes", bytes));
+        }
+        let placed = record.keys.get(group).copied().unwrap_or(0);
+        if first > placed || first < record.shared {
+            return Err(wrong("the first token")
+                .with("first", first)
+                .with("shared", record.shared)
+                .with("placed", placed)
+                .hint("begin behind the shared tokens, and leave no gap behind those in place"));
+        }
+        let prompt = record.admitted.prompt;
+        let end = u64::from(prompt).next_multiple_of(self.geometry.page_tokens().into());
+        if count > end - u64::from(first) {
+            return Err(beyond("index keys beyond the last page of the prompt", count, first, prompt));
+        }
+        let behind = (u64::from(first) + count).min(prompt.into()) as u32;
+        Ok(Keys { group, first: u64::from(first) * key_bytes, placed: placed.max(behind) })
+    }
+
+    fn count_keys(&mut self, index: usize, group: usize, placed: u32) {
+        self.records[index].keys.get_mut(group).into_iter().for_each(|keys| *keys = placed);
+    }
+
+    /// The record of a sequence that index keys are placed for: arriving, or its join was refused half-way.
+    fn arriving(&self, sequence: Sequence) -> Result<&Record> {
+        let record = self.record(sequence)?;
+        let counted: &[State] = if record.keys.is_empty() { &[] } else { &[State::Arriving, State::Filling] };
+        record.check_state(counted, "place index keys")?;
+        Ok(record)
+    }
+}
+
+fn beyond(place: &'static str, keys: u64, first: u32, prompt: u32) -> Error {
+    let error = Error::new(Kind::OutOfRange, "place index keys").at(place);
+    error.with("keys", keys).with("first", first).with("prompt", prompt)
+}
