@@ -8,7 +8,8 @@
 //!
 //! [`to_selections`] lists each position once, in the step that selected it last, and a warm-up takes the result as any
 //! other. After it the same rows are resident, in the same order of the rule, and later victims are the same
-//! (`tests/ages.rs`).
+//! (`tests/ages.rs`). They may be in other slots, which the residency digest shows: all ranks of a sequence take ages,
+//! or all take selections.
 //!
 //! **When they do not say enough.** A budget smaller than the rows of one step makes the rule choose among the rows of
 //! that step, and hits of the step keep their slots: then also earlier selections count. [`suffice`] finds this, and the
