@@ -1,8 +1,10 @@
 //! Where index keys go, and which calls are refused.
 
 use crate::rig::{KEY, KEYED, LAYERS, Own, PAGE, Rig, asks, config, key};
+use std::ops::Range;
+
 use forebay::device::Slice;
-use forebay::{Config, Kind, Layer, Open, Sequence, Shape};
+use forebay::{Config, Kind, Layer, Open, Sequence, Shape, WarmUp};
 
 /// A plain generator of numbers.
 pub struct Random(pub u64);
@@ -159,11 +161,11 @@ fn keys_that_something_else_wrote_are_declared() {
             }
         }
         rig.cache.index_keys_in_place(own.handle, Layer(layer), 17).unwrap();
-        let error = rig.cache.join(own.handle, rig.main, forebay::WarmUp::default()).unwrap_err();
+        let error = rig.cache.join(own.handle, rig.main, WarmUp::default()).unwrap_err();
         assert_eq!((error.number("layer"), error.number("placed")), (Some(layer.into()), Some(17)));
         rig.cache.index_keys_in_place(own.handle, Layer(layer), 23).unwrap();
     }
-    let _ticket = rig.cache.join(own.handle, rig.main, forebay::WarmUp::default()).unwrap();
+    let _ticket = rig.cache.join(own.handle, rig.main, WarmUp::default()).unwrap();
     rig.step(&own, 40, 0, &[1, 39]);
     rig.check(&own, 41);
 }
@@ -179,6 +181,57 @@ fn a_model_without_index_keys_needs_none() {
     }
     let error = rig.place(&own, 0, 0, 1, rig.main).unwrap_err();
     assert_eq!(error.kind(), Kind::OutOfRange, "{error}");
-    let _ticket = rig.cache.join(own.handle, rig.main, forebay::WarmUp::default()).unwrap();
+    let _ticket = rig.cache.join(own.handle, rig.main, WarmUp::default()).unwrap();
     assert!(rig.cache.is_running(own.handle).unwrap());
+}
+
+/// Keys that are placed on two streams, and a join on one of them. Returns whether the engine, which reads the keys
+/// behind the join on the join's stream, finds them; and the numbers of the waits that the calls enqueued. `without` are
+/// waits that are left out.
+fn engine_finds_keys(seed: u64, without: Range<u64>) -> (bool, Range<u64>) {
+    let mut rig = Rig::clock(config(), seed);
+    let clock = rig.clock.clone().unwrap();
+    let own = rig.arrive(1, 40, 0);
+    for layer in 0..LAYERS {
+        rig.write_rows(&own, layer, 0..40);
+        rig.cache.append_layer_in_place(own.handle, Layer(layer), 40).unwrap();
+    }
+    clock.without_waits(without);
+    let begin = clock.waits();
+    let _ticket = rig.place(&own, 0, 0, 40, rig.main).unwrap();
+    let _ticket = rig.place(&own, 1, 0, 20, rig.side).unwrap();
+    let _ticket = rig.place(&own, 1, 20, 20, rig.main).unwrap();
+    let _ticket = rig.place(&own, 0, 30, 10, rig.side).unwrap();
+    let _ticket = rig.cache.join(own.handle, rig.main, WarmUp::default()).unwrap();
+    let waits = begin..clock.waits();
+    let mut found = true;
+    for layer in KEYED {
+        let keys = rig.cache.index_keys(Layer(layer)).unwrap();
+        let read = rig.device.allocate(keys.bytes()).unwrap();
+        rig.device.copy(rig.main, keys, read).unwrap();
+        let event = rig.device.event().unwrap();
+        rig.device.record(event, rig.main).unwrap();
+        rig.device.synchronize(event).unwrap();
+        let mut bytes = vec![0; read.bytes() as usize];
+        rig.memory.read(read, &mut bytes).unwrap();
+        found &= (0..40).all(|token| {
+            let page = rig.pages(&own)[(token / PAGE) as usize].1;
+            let at = (page * PAGE + token % PAGE) as usize * KEY;
+            bytes[at..at + KEY] == key(1, layer, token)
+        });
+    }
+    rig.sync();
+    (found, waits)
+}
+
+#[test]
+fn what_follows_a_join_follows_the_copies_of_keys_on_every_stream() {
+    let mut missed = 0;
+    for seed in 0..100 {
+        let (found, waits) = engine_finds_keys(seed, 0..0);
+        assert!(found, "seed {seed}");
+        // The control: all waits of these calls are left out.
+        missed += usize::from(!engine_finds_keys(seed, waits).0);
+    }
+    assert!(missed > 0, "some order of the copies needs the waits");
 }

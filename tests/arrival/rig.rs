@@ -75,6 +75,7 @@ pub struct Rig {
     pub memory: Arc<TestDevice>,
     pub device: Arc<dyn Device>,
     pub faulty: Arc<Faulty>,
+    pub clock: Option<Arc<ClockDevice>>,
     pub main: Stream,
     pub side: Stream,
     buffers: Buffers,
@@ -107,10 +108,8 @@ impl Rig {
 
     fn on(config: Config, memory: Arc<TestDevice>, seed: Option<u64>) -> Result<Rig> {
         let options = ClockOptions { seed, ..ClockOptions::default() };
-        let under: Arc<dyn Device> = match seed {
-            Some(_) => ClockDevice::over(memory.device(), options).unwrap(),
-            None => memory.device(),
-        };
+        let clock = seed.map(|_| ClockDevice::over(memory.device(), options).unwrap());
+        let under = clock.clone().map_or_else(|| memory.device(), |clock| clock as Arc<dyn Device>);
         let faulty = Faulty::new(under, false);
         let device: Arc<dyn Device> = faulty.clone();
         let buffer = || device.allocate(u64::from(4 * 2 * K)).unwrap();
@@ -118,7 +117,7 @@ impl Rig {
         let (main, side) = (device.stream().unwrap(), device.stream().unwrap());
         let staging = device.allocate(STAGES * STAGE).unwrap();
         let cache = Cache::new(config, device.clone())?;
-        Ok(Rig { cache, memory, device, faulty, main, side, buffers, staging, staged: 0 })
+        Ok(Rig { cache, memory, device, faulty, clock, main, side, buffers, staging, staged: 0 })
     }
 
     pub fn sync(&self) {
