@@ -10,6 +10,8 @@ mod aborts;
 #[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "support/device.rs"]
 mod device;
+#[path = "arrival/early.rs"]
+mod early;
 #[allow(dead_code, reason = "a test takes what it needs")]
 #[path = "support/faulty.rs"]
 mod faulty;

@@ -72,7 +72,7 @@ impl Cache {
     pub fn abort(&mut self, sequence: Sequence, stream: Stream) -> Result<Withheld> {
         let index = sequence.index as usize;
         let record = self.record(sequence)?;
-        let prompt = record.is_prompt();
+        let filled = record.is_filled();
         let first = (record.shared / self.geometry.page_tokens()) as usize;
         let table = &record.owned.table;
         let mut pages = Pages {
@@ -83,7 +83,7 @@ impl Cache {
         pages.host.extend(table.host.iter().skip(first));
         pages.index.extend(table.index.iter().skip(first));
         reserve(&mut self.withheld.lists, 1, "abort", "withheld pages")?;
-        if prompt {
+        if filled {
             // The engine may still be writing to its pages.
             self.take_over(index, stream)?;
         }

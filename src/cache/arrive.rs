@@ -9,7 +9,7 @@
 //! | [`Cache::arrive`] | nothing | takes the pages of prompt, promise and rows in flight, and a record |
 //! | [`Cache::append`], [`Cache::append_layer_in_place`] | nothing | counts a layer's rows |
 //! | [`Cache::place_index_keys`] | copies keys to the sequence's pages | counts a layer's keys |
-//! | [`Cache::join`] | joins a lane | takes a lane and slots |
+//! | [`Cache::join`], [`Cache::join_early`] | joins a lane | takes a lane and slots |
 //! | [`Cache::abort`], [`Cache::close`] | nothing | gives the pages back, the latter at once |
 //!
 //! **Index keys are counted.** A join is refused while a layer lacks keys: an indexer that scores what an earlier
@@ -198,10 +198,11 @@ impl Cache {
         self.records[index].keys.get_mut(group).into_iter().for_each(|keys| *keys = placed);
     }
 
-    /// The record of a sequence that index keys are placed for: arriving, or its join was refused half-way.
+    /// The record of a sequence that index keys are placed for: it arrives, joined early, or its join was refused
+    /// half-way.
     fn arriving(&self, sequence: Sequence) -> Result<&Record> {
         let record = self.record(sequence)?;
-        let counted: &[State] = if record.keys.is_empty() { &[] } else { &[State::Arriving, State::Filling] };
+        let counted: &[State] = if record.keys.is_empty() { &[] } else { &State::FILLED };
         record.check_state(counted, "place index keys")?;
         Ok(record)
     }

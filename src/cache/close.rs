@@ -21,7 +21,7 @@ impl Cache {
     /// try again. Any other sequence is closed even so, and [`Cache::reap`] frees its resources.
     pub fn close(&mut self, sequence: Sequence, stream: Stream) -> Result<()> {
         let index = sequence.index as usize;
-        if self.record(sequence)?.is_prompt() {
+        if self.record(sequence)?.is_filled() {
             // The engine may still be writing index keys to its pages.
             self.take_over(index, stream)?;
         }

@@ -7,6 +7,7 @@
 //! | arriving | [`Cache::arrive`], [`Cache::arrive_shared`] | those of a parked one but [`resume`]; index keys, [`join`] |
 //! | filling | [`Cache::open`], [`Cache::open_shared`] | those of a parked one but [`resume`]; [`park`], [`join`] |
 //! | joining | a [`join`] that leaves rows to gather (its limit, or the device refused) | [`join_more`], to the end |
+//! | warming | [`Cache::join_early`] | [`append`], [`append_in_place`], index keys, [`Cache::warm_layer`] to the last |
 //! | running | joins, [`resume`], fork, `truncate` | steps, [`resize`], [`truncate`], [`publish`], [`park`], fork |
 //! | parked | [`park`] | [`append`], [`append_in_place`], [`extend`], [`truncate`], [`resume`] |
 //! | truncating | a `truncate` that the device refused half-way | [`truncate`] |
@@ -52,6 +53,7 @@ mod captured;
 mod close;
 mod config;
 mod decode;
+mod early;
 mod extend;
 mod footprint;
 mod overlapped;

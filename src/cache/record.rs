@@ -27,6 +27,7 @@ pub(super) enum State {
     Arriving,
     Filling,
     Parked,
+    Warming,
     Joining,
     Running,
     Truncating,
@@ -37,6 +38,8 @@ pub(super) enum State {
 impl State {
     /// The states in which a sequence is a prompt.
     pub(super) const PROMPTS: [State; 3] = [State::Arriving, State::Filling, State::Parked];
+    /// The states in which rows of a prompt come.
+    pub(super) const FILLED: [State; 4] = [State::Arriving, State::Filling, State::Parked, State::Warming];
 }
 
 /// See the module's head.
@@ -101,6 +104,16 @@ pub(super) struct PageCopy {
     pub(super) to: (u32, u32),
 }
 
+/// How far a layer's warm-up is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Warmed {
+    #[default]
+    Cold,
+    /// The device decides which rows are resident. Nothing gathers them yet.
+    Decided,
+    Gathered,
+}
+
 /// The work that the host has issued for it outside its steps.
 #[derive(Debug, Default)]
 pub(super) struct HostWork {
@@ -108,6 +121,8 @@ pub(super) struct HostWork {
     pub(super) entered: bool,
     /// The remaining stretches of a warm-up's gather.
     pub(super) stretches: Option<Stretches>,
+    /// How far each layer's warm-up is, of a sequence that joined early; else empty.
+    pub(super) warmed: Vec<Warmed>,
     /// The ticket of the last work.
     pub(super) ticket: Option<Ticket>,
     /// A stream that may hold work without a ticket or an event after it: see `settle`.
@@ -154,6 +169,24 @@ impl Record {
         State::PROMPTS.contains(&self.state)
     }
 
+    /// Whether others than forebay may be writing rows or index keys of its prompt.
+    pub(super) fn is_filled(&self) -> bool {
+        State::FILLED.contains(&self.state)
+    }
+
+    /// Notes that the lane has its whole prompt.
+    pub(super) fn has_prompt(&mut self) {
+        let prompt = self.admitted.prompt;
+        (self.rows.committed, self.rows.stored, self.rows.upper) = (prompt, prompt, prompt);
+    }
+
+    /// Notes that it has joined.
+    pub(super) fn run(&mut self) {
+        self.state = State::Running;
+        self.keys.clear();
+        self.work.warmed.clear();
+    }
+
     /// Whether it takes one of the places of arriving sequences: it has neither a lane nor a place of a parked one.
     pub(super) fn is_arrival(&self) -> bool {
         self.is_taken() && !self.owned.slots.has_lane() && self.owned.place.is_none()
@@ -198,25 +231,30 @@ impl Record {
 
     /// Checks that every layer has the whole prompt.
     pub(super) fn check_prompt(&self, operation: &'static str) -> Result<()> {
-        let prompt = self.admitted.prompt;
-        match self.filled.iter().position(|filled| *filled != prompt) {
-            Some(layer) => Err(Error::new(Kind::InvalidState, operation)
-                .at("the prompt of a layer is incomplete")
-                .with("layer", layer as u64)
-                .with("filled", self.filled.get(layer).copied().unwrap_or(0))
-                .with("prompt", prompt)),
-            None => Ok(()),
-        }
+        (0..self.filled.len()).try_for_each(|layer| self.check_rows(operation, layer))
     }
 
-    /// Checks that every index group has the index keys of the whole prompt, if the cache counts them. `first` says
-    /// which layer is a group's first.
-    pub(super) fn check_keys(&self, operation: &'static str, first: impl Fn(usize) -> usize) -> Result<()> {
+    /// Checks that a layer has the whole prompt.
+    pub(super) fn check_rows(&self, operation: &'static str, layer: usize) -> Result<()> {
+        let (filled, prompt) = (self.filled.get(layer).copied().unwrap_or(0), self.admitted.prompt);
+        if filled == prompt {
+            return Ok(());
+        }
+        Err(Error::new(Kind::InvalidState, operation)
+            .at("the prompt of a layer is incomplete")
+            .with("layer", layer as u64)
+            .with("filled", filled)
+            .with("prompt", prompt))
+    }
+
+    /// Checks that an index group has the index keys of the whole prompt, if the cache counts them. `layer` is the
+    /// group's first.
+    pub(super) fn check_keys(&self, operation: &'static str, group: usize, layer: usize) -> Result<()> {
         let prompt = self.admitted.prompt;
-        match self.keys.iter().enumerate().find(|(_, placed)| **placed != prompt) {
-            Some((group, placed)) => Err(Error::new(Kind::InvalidState, operation)
+        match self.keys.get(group).filter(|placed| **placed != prompt) {
+            Some(placed) => Err(Error::new(Kind::InvalidState, operation)
                 .at("the index keys of a layer are incomplete")
-                .with("layer", first(group) as u64)
+                .with("layer", layer as u64)
                 .with("placed", *placed)
                 .with("prompt", prompt)
                 .hint("an indexer that reads keys which never came selects nonsense: place them first")),
@@ -266,6 +304,7 @@ impl Record {
             State::Arriving => "the sequence is arriving",
             State::Filling => "the prompt is not complete, or the sequence has not joined",
             State::Parked => "the sequence is parked",
+            State::Warming => "the sequence joined early, and some layers are not warmed up",
             State::Joining => "the warm-up is not complete",
             State::Running => "the sequence is decoding",
             State::Truncating => "the device refused a truncate half-way",
@@ -276,6 +315,7 @@ impl Record {
             State::Arriving => "join it when rows and index keys of every layer are in place",
             State::Filling => "append the prompt in every layer, then join",
             State::Parked => "resume it",
+            State::Warming => "call warm_layer for every layer",
             State::Joining => "call join_more until the warm-up is complete",
             State::Running => "append and extend before it joins, or while it is parked",
             State::Truncating => "truncate it again, or close it",

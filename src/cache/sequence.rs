@@ -79,7 +79,7 @@ impl Cache {
     fn claimable(&self, sequence: Sequence, layer: Layer, count: u32) -> Result<u32> {
         self.check_layer(layer)?;
         let record = self.record(sequence)?;
-        record.check_state(&State::PROMPTS, "append")?;
+        record.check_state(&State::FILLED, "append")?;
         let filled = record.filled[layer.index()];
         if count > record.admitted.prompt - filled {
             return Err(Error::new(Kind::OutOfRange, "append")
@@ -112,33 +112,16 @@ impl Cache {
         let record = self.record(sequence)?;
         record.check_state(&[State::Filling, State::Arriving], "join")?;
         record.check_prompt("join")?;
-        record.check_keys("join", |group| self.geometry.members(group).start)?;
+        let groups = 0..self.geometry.groups().len();
+        groups.into_iter().try_for_each(|group| {
+            record.check_keys("join", group, self.geometry.members(group).start)
+        })?;
         record.check_ticket("join")?;
-        let arrives = record.state == State::Arriving;
-        let steps = u64::from(warm_up.steps) * self.geometry.groups().len() as u64;
-        let words = steps * u64::from(self.config.shape.top_k);
-        let fits = |s: &Slice| s.bytes() == 4 * words && s.address().is_multiple_of(4) && self.device.owns(s);
-        if warm_up.selections.as_ref().is_some_and(|s| !fits(s)) {
-            return Err(Error::new(Kind::OutOfRange, "join")
-                .at("warm-up selections")
-                .with("wanted words", words));
-        }
-        match arrives {
-            true => self.take_lane(sequence, stream)?,
-            false => self.take_share(sequence, stream)?,
-        }
-        self.take_over(sequence.index as usize, stream)?;
-        let lane = Lane(self.record(sequence)?.lane());
-        // The residency tables must no longer hold the lane's previous sequence, nor entries of a refused join.
-        self.device.wait(stream, self.left)?;
-        if self.record(sequence)?.work.entered {
-            self.empty_lane(lane, stream)?;
-        }
-        self.record_mut(sequence)?.work.entered = true;
-        self.device.enqueue(self.pools, stream, PoolOp::Join(self.join_of(sequence)?))?;
+        self.check_selections("join", &warm_up, self.geometry.groups().len())?;
+        let lane = self.enter_lane(sequence, stream)?;
         let whole = self.record(sequence)?.admitted.bring_up == BringUp::Whole;
         let warm_up = self.warm_up_of(sequence.index as usize, warm_up)?;
-        let warm = Warm { lane, whole, selections: warm_up.selections, steps: warm_up.steps };
+        let warm = Warm { lane, group: None, whole, selections: warm_up.selections, steps: warm_up.steps };
         self.device.enqueue(self.pools, stream, PoolOp::Warm(warm))?;
         self.leave_place(sequence.index as usize, stream)?;
         let largest = self.geometry.formats().iter().map(Geometry::row_bytes).max().unwrap_or(0);
@@ -152,10 +135,44 @@ impl Cache {
             false => Stretches::new(slots, largest, warm_up.bytes_a_call),
         });
         record.state = State::Joining;
-        record.rows.committed = record.admitted.prompt;
-        record.rows.stored = record.admitted.prompt;
-        record.rows.upper = record.admitted.prompt;
+        record.has_prompt();
         self.gather_next(sequence, stream)
+    }
+
+    /// Checks the selections of a warm-up of `groups` index groups.
+    pub(super) fn check_selections(
+        &self,
+        operation: &'static str,
+        warm_up: &WarmUp,
+        groups: usize,
+    ) -> Result<()> {
+        let steps = u64::from(warm_up.steps) * groups as u64;
+        let words = steps * u64::from(self.config.shape.top_k);
+        let fits = |s: &Slice| s.bytes() == 4 * words && s.address().is_multiple_of(4) && self.device.owns(s);
+        match warm_up.selections.as_ref().is_some_and(|s| !fits(s)) {
+            true => Err(Error::new(Kind::OutOfRange, operation)
+                .at("warm-up selections")
+                .with("wanted words", words)),
+            false => Ok(()),
+        }
+    }
+
+    /// Enters a prompt that has not joined into a lane on `stream`. An arriving one takes the lane and slots first.
+    pub(super) fn enter_lane(&mut self, sequence: Sequence, stream: Stream) -> Result<Lane> {
+        match self.record(sequence)?.state {
+            State::Arriving => self.take_lane(sequence, stream)?,
+            _ => self.take_share(sequence, stream)?,
+        }
+        self.take_over(sequence.index as usize, stream)?;
+        let lane = Lane(self.record(sequence)?.lane());
+        // The residency tables must no longer hold the lane's previous sequence, nor entries of a refused join.
+        self.device.wait(stream, self.left)?;
+        if self.record(sequence)?.work.entered {
+            self.empty_lane(lane, stream)?;
+        }
+        self.record_mut(sequence)?.work.entered = true;
+        self.device.enqueue(self.pools, stream, PoolOp::Join(self.join_of(sequence)?))?;
+        Ok(lane)
     }
 
     fn join_of(&self, sequence: Sequence) -> Result<Join<'_>> {
@@ -196,8 +213,7 @@ impl Cache {
         let record = self.record_mut(sequence)?;
         record.work.stretches = Some(stretches);
         if stretches.is_over() {
-            record.state = State::Running;
-            record.keys.clear();
+            record.run();
         }
         Ok(ticket)
     }

@@ -202,7 +202,11 @@ impl Extents {
             PoolOp::WarmGather(range) => self.lane(range.lane),
             PoolOp::Warm(warm) => {
                 self.lane(warm.lane)?;
-                let count = u64::from(warm.steps) * self.geometry.groups().len() as u64 * self.top_k;
+                let groups = self.geometry.groups().len();
+                if let Some(group) = warm.group.filter(|group| *group as usize >= groups) {
+                    return Err(self.asker.bad("index group", group));
+                }
+                let count = u64::from(warm.steps) * warm.range(groups).1 as u64 * self.top_k;
                 warm.selections.map_or(Ok(()), |selections| self.asker.words(&selections, count))
             }
             PoolOp::Newest(newest) => {

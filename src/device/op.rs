@@ -30,8 +30,8 @@ pub enum PoolOp<'a> {
     Resize(Resize<'a>),
     /// Empties a lane.
     Leave(Lane),
-    /// Decides which rows of a lane are resident in every layer before its first step: first all rows, if that is
-    /// asked for and they fit, then the rows of the given selections (top-k indices), step by step. It moves no
+    /// Decides which rows of a lane are resident before its first step, in every layer or in those of one index group:
+    /// first all rows, if that is asked for and they fit, then the rows of the given selections (top-k indices), step by step. It moves no
     /// bytes; [`PoolOp::WarmGather`] gathers them. It is a hint: a position at or beyond the length loads nothing. A
     /// stream that is being captured rejects it ([`Kind::InvalidState`]).
     ///
@@ -80,6 +80,13 @@ pub enum PoolOp<'a> {
         /// The pinned memory of the report.
         slot: Slice,
     },
+}
+
+impl Warm {
+    /// The index groups that it decides about, of `groups` in all: the first and their number.
+    pub(crate) fn range(&self, groups: usize) -> (usize, usize) {
+        self.group.map_or((0, groups), |group| (group as usize, 1))
+    }
 }
 
 impl PoolOp<'_> {
@@ -253,9 +260,11 @@ impl Resize<'_> {
 pub struct Warm {
     /// The lane.
     pub lane: Lane,
+    /// The index group whose rows it decides about; all groups if none is named.
+    pub group: Option<u32>,
     /// Loads every row first, if all of them fit.
     pub whole: bool,
-    /// Selections to replay: `[index groups][steps][k]` i32 positions.
+    /// Selections to replay: `[index groups][steps][k]` i32 positions, or `[steps][k]` for one group.
     pub selections: Option<Slice>,
     /// The number of steps in `selections`.
     pub steps: u32,

@@ -88,7 +88,7 @@ fn resizes_warm_ups_and_lists_of_newest_rows_of_different_streams_take_turns() {
         let cache = Cache::new(rig.device.clone()).unwrap();
         let other = rig.device.stream().unwrap();
         let (waits, operations) = (rig.driver.waits(), rig.driver.operations());
-        let warm = Warm { lane: Lane(0), whole: false, selections: None, steps: 0 };
+        let warm = Warm { lane: Lane(0), group: None, whole: false, selections: None, steps: 0 };
         cache.device.enqueue(cache.pools, cache.stream, PoolOp::Warm(warm)).unwrap();
         resize(&cache, other, 1, &[9; LAYERS as usize]).unwrap();
         resize(&cache, cache.stream, 0, &[9; LAYERS as usize]).unwrap();

@@ -142,7 +142,7 @@ fn a_step_neither_waits_nor_allocates() {
 }
 
 fn warm(lane: u32) -> Warm {
-    Warm { lane: Lane(lane), whole: false, selections: None, steps: 0 }
+    Warm { lane: Lane(lane), group: None, whole: false, selections: None, steps: 0 }
 }
 
 #[test]

@@ -206,7 +206,7 @@ fn a_warm_up_reads_the_list_of_newest_rows_after_it_was_written() {
         reuse.newest(reuse.first, to.get().unwrap()).unwrap();
     };
     let takes = |reuse: &Reuse| {
-        let warm = Warm { lane, whole: false, selections: to.get(), steps: 1 };
+        let warm = Warm { lane, group: None, whole: false, selections: to.get(), steps: 1 };
         reuse.watch.enqueue(reuse.pools, reuse.second, PoolOp::Warm(warm))
     };
     needs(ORDERED, gives, takes, "which newest");

@@ -166,7 +166,7 @@ fn warmed(rig: &mut Rig, whole: bool, ceilings: &Ceilings, asked: &Asked) -> Res
             }
         }
         rig.write_words(room, &selections)?;
-        let warm = Warm { lane: Lane(0), whole, selections: Some(room), steps: SELECTIONS };
+        let warm = Warm { lane: Lane(0), group: None, whole, selections: Some(room), steps: SELECTIONS };
         let us = [
             rig.timer.time(|stream| rig.device.enqueue(rig.pools, stream, PoolOp::Warm(warm)))?,
             rig.timer.time(|stream| {

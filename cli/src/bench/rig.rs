@@ -349,7 +349,7 @@ impl Rig {
                 self.oracle.warm_layer(layer, lane, selections.get(from..).unwrap_or_default())?;
             }
             self.write_words(room, &selections)?;
-            let warm = Warm { lane: Lane(lane), whole: false, selections: Some(room), steps };
+            let warm = Warm { lane: Lane(lane), group: None, whole: false, selections: Some(room), steps };
             self.device.enqueue(self.pools, self.stream(), PoolOp::Warm(warm))?;
             self.wait()?;
         }

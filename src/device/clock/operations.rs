@@ -74,7 +74,8 @@ impl ClockDevice {
                 Work::kernel(&costs.lane, groups)
             }
             PoolOp::Resize(resize) => Work::resize(costs, groups, extents.moved_bytes(resize)),
-            PoolOp::Warm(Warm { steps, whole, .. }) => {
+            PoolOp::Warm(warm @ Warm { steps, whole, .. }) => {
+                let groups = warm.range(extents.checks.geometry.groups().len()).1 as f64;
                 Work::kernel(&costs.warm, f64::from(steps + u32::from(*whole)) * groups)
             }
             PoolOp::WarmGather(range) => {

@@ -438,6 +438,7 @@ impl CudaPools {
 
     fn warm(&self, e: &Enqueueing<'_>, warm: &Warm) -> DriverResult {
         let (shared, shared_bytes) = self.room(e);
+        let (first, count) = warm.range(self.words.table_count as usize);
         let args = abi::WarmArgs {
             pools: self.words,
             selections: warm.selections.map_or(0, |slice| slice.address()),
@@ -445,8 +446,10 @@ impl CudaPools {
             whole: warm.whole.into(),
             steps: warm.steps,
             shared,
+            first: first as u32,
+            unused: 0,
         };
-        let launch = Launch::new(Kernel::Warm, self.words.table_count, 1);
+        let launch = Launch::new(Kernel::Warm, count as u32, 1);
         let launch = Launch { shared_bytes, ..launch };
         // All lanes share the list of fetches, and the working memory if it is in global memory.
         self.turns.take(e.current, e.stream, || self.launch(e, launch, &args))

@@ -386,7 +386,8 @@ impl HostPools {
         let mut room = self.room.lock();
         let Room { work, slots, fetches } = &mut *room;
         let selections = warm.selections.map(|slice| self.words(slice));
-        for (index, tables) in self.tables.iter().enumerate() {
+        let (first, count) = warm.range(self.tables.len());
+        for (index, tables) in self.tables.iter().skip(first).take(count).enumerate() {
             let mut tables = tables.lock();
             if warm.whole {
                 tables.bring_up(warm.lane.0);

@@ -215,9 +215,10 @@ struct LeaveArgs {
 
 struct WarmArgs {
     Pools pools;
-    u64 selections;  // i32 [tables][steps][top_k], or 0
+    u64 selections;  // i32 [blocks][steps][top_k], or 0
     u32 lane, whole, steps;
     RoomAt shared;
+    u32 first, unused;  // the table of the first block
 };
 
 struct NewestArgs {
@@ -302,7 +303,7 @@ static_assert(sizeof(Micro) == 80 && sizeof(Pools) == 104, "abi.rs");
 static_assert(sizeof(LoadArgs) == 200 && sizeof(CommitArgs) == 192 && sizeof(ResolveArgs) == 384, "abi.rs");
 static_assert(sizeof(GatherArgs) == 344 && sizeof(ScatterArgs) == 344 && sizeof(ReportArgs) == 208, "abi.rs");
 static_assert(sizeof(JoinArgs) == 120 && sizeof(TruncateArgs) == 128 && sizeof(LeaveArgs) == 112, "abi.rs");
-static_assert(sizeof(WarmArgs) == 128 && sizeof(WarmGatherArgs) == 128 && sizeof(DigestArgs) == 120, "abi.rs");
+static_assert(sizeof(WarmArgs) == 136 && sizeof(WarmGatherArgs) == 128 && sizeof(DigestArgs) == 120, "abi.rs");
 static_assert(sizeof(ResizeArgs) == 128 && sizeof(NewestArgs) == 120, "abi.rs");
 static_assert(sizeof(PageTables) == 40 && sizeof(BeginPagesArgs) == 240, "abi.rs");
 static_assert(sizeof(PagePlane) == 32 && sizeof(PagesArgs) == 4048, "abi.rs");

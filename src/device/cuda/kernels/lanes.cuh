@@ -171,16 +171,17 @@ FOREBAY_KERNEL(forebay_warm, WarmArgs, MOST_THREADS, 2) {
     __shared__ Step step;
     __shared__ LaneHead head;
     const Pools& pools = args.pools;
-    const Layer& layer = table_at(pools, blockIdx.x);
+    u32 table = args.first + blockIdx.x;
+    const Layer& layer = table_at(pools, table);
     if (!has_sequence(layer, args.lane)) return;
     Lane lane = lane_at(layer, args.lane);
     if (args.whole) bring_up(lane);
     FOREBAY_DYNAMIC_SHARED(u32, shared);
     u32 k = pools.top_k;
-    u32* own = at<u32>(pools.warm_work) + static_cast<u64>(blockIdx.x) * pools.work_words;
+    u32* own = at<u32>(pools.warm_work) + static_cast<u64>(table) * pools.work_words;
     Sets sets = sets_at(pools, args.shared != IN_MEMORY ? shared : own);
     bring_blocks(pools, sets, args.shared, lane);
-    Fetch* fetches = at<Fetch>(pools.warm_fetches) + static_cast<u64>(blockIdx.x) * k;
+    Fetch* fetches = at<Fetch>(pools.warm_fetches) + static_cast<u64>(table) * k;
     const i32* selections = at<const i32>(args.selections) + static_cast<u64>(blockIdx.x) * args.steps * k;
     for (u32 number = 0; args.selections && number < args.steps; ++number) {
         __syncthreads();
