@@ -139,7 +139,10 @@ fn a_join_lacks_slots_and_changes_nothing() {
 #[test]
 fn a_configuration_with_more_arrivals_than_pages_is_refused() {
     let error = Rig::try_new(Config { arriving: 25, ..config() }).unwrap_err();
-    assert_eq!((error.kind(), error.place(), error.number("most")), (Kind::InvalidConfig, "arriving", Some(24)));
+    assert_eq!(
+        (error.kind(), error.place(), error.number("most")),
+        (Kind::InvalidConfig, "arriving", Some(24))
+    );
     let mut rig = Rig::new(Config { arriving: 0, ..config() });
     let error = rig.cache.arrive(&asks(10, 0)).unwrap_err();
     assert_eq!((error.kind(), error.place()), (Kind::Exhausted, "arriving sequences"));

@@ -5,6 +5,7 @@
 //! (sgl-project/sglang#23704).
 
 use crate::cache::Cache;
+use crate::cache::budgets::Takes;
 use crate::cache::record::{Admitted, HostWork, Owned, PageCopy, Record, State};
 use crate::device::{Stream, Ticket};
 use crate::error::{Error, Kind, Result};
@@ -92,7 +93,7 @@ impl Cache {
         let owned = Owned { slots, least, ..Owned::default() };
         let child = self.enter(State::Filling, index, admitted, owned, open.prompt);
         // Until it has pages, no work names the child, so that a refusal takes nothing.
-        let room = self.check_room(fresh, 0).and_then(|()| self.take_share(child, stream));
+        let room = self.check_room(fresh, 0).and_then(|()| self.take_share(child, Takes::Share, stream));
         if let Err(error) = room.and_then(|()| self.take_pages(fresh, &mut table)) {
             self.take_back(index)?;
             return Err(error);

@@ -64,12 +64,7 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::arrive`] and [`Cache::open_shared`]. An error takes nothing.
-    pub fn arrive_shared(
-        &mut self,
-        open: &Open,
-        salt: &[u8],
-        prompt: Tokens<'_>,
-    ) -> Result<(Sequence, u32)> {
+    pub fn arrive_shared(&mut self, open: &Open, salt: &[u8], prompt: Tokens<'_>) -> Result<(Sequence, u32)> {
         self.open_shared_as(State::Arriving, open, salt, prompt)
     }
 

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `open` | takes no slots. It adds the budget of [`Open`](crate::Open) to what the cache has promised. |
 //! | `join`, fork | reclaims slots of others, then takes the sequence's share, or what is free of it. |
+//! | `join_early` | the same, for what the sequence was promised. It takes its share when it runs. |
 //! | `prepare` | moves the budgets of its micro-batch's sequences towards their shares, if there is cause to. |
 //! | [`Cache::share_slots`] | the same for all sequences, when the engine asks. |
 //!
@@ -39,6 +40,14 @@ use crate::geometry::SLOT_BLOCK;
 use crate::ids::{MicroBatch, Sequence};
 use crate::sparse::Share;
 use crate::step::Step;
+
+/// The slots that a sequence takes when it joins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Takes {
+    Share,
+    /// What it was promised. For a sequence that cannot run yet, and so cannot shrink for others.
+    Promise,
+}
 
 /// What one call may still do.
 #[derive(Debug)]
@@ -118,20 +127,24 @@ impl Cache {
         self.sparse.slots().blocks(group).saturating_sub(promised)
     }
 
-    /// Takes slots for a sequence that joins: its share, as far as slots are free, and at least its promise.
-    pub(super) fn take_share(&mut self, sequence: Sequence, stream: Stream) -> Result<()> {
+    /// Takes slots for a sequence that joins: its share, as far as slots are free, and at least its promise; or its
+    /// promise alone.
+    pub(super) fn take_share(&mut self, sequence: Sequence, takes: Takes, stream: Stream) -> Result<()> {
         let index = sequence.index as usize;
         if self.records[index].has_slots() {
             return Ok(());
         }
         let Some(mut sharing) = self.sharing.take() else { return Ok(()) };
+        sharing.divide(&self.view(), Some(index));
+        if takes == Takes::Promise {
+            sharing.lower_to(index, &self.records[index].owned.least);
+        }
         let taken = self.take_share_of(&mut sharing, index, stream);
         self.sharing = Some(sharing);
         taken
     }
 
     fn take_share_of(&mut self, sharing: &mut Sharing, index: usize, stream: Stream) -> Result<()> {
-        sharing.divide(&self.view(), Some(index));
         self.reclaim(sharing, index, stream)?;
         let place = sharing.place_of(index);
         let mut budgets = std::mem::take(&mut self.budgets);

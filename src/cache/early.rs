@@ -3,7 +3,8 @@
 //! A warm-up gathers rows over the link. A sequence that joins when its last layer has come gathers those of all layers
 //! then, while its first step waits. If a lane is free earlier, it may join early: rows of the first layers come to their
 //! slots while the transfer still brings the later layers. It costs slots that no step uses yet, so an engine joins
-//! early only if nothing else wants them. A step needs every layer, so the sequence runs after the last warm-up.
+//! early only if nothing else wants them. With shared budgets it takes no more than it was promised, because it cannot
+//! shrink for others until it runs. A step needs every layer, so the sequence runs after the last warm-up.
 //!
 //! | call | device | host |
 //! |---|---|---|
@@ -21,6 +22,7 @@
 //! twice, because each one moves the stamps on.
 
 use crate::cache::Cache;
+use crate::cache::budgets::Takes;
 use crate::cache::record::{State, Warmed};
 use crate::device::{PoolOp, Stream, Ticket, Warm, WarmGather};
 use crate::error::{Error, Kind, Result};
@@ -41,7 +43,7 @@ impl Cache {
         let record = self.record(sequence)?;
         record.check_state(&[State::Filling, State::Arriving], "join early")?;
         record.check_ticket("join early")?;
-        self.enter_lane(sequence, stream)?;
+        self.enter_lane(sequence, Takes::Promise, stream)?;
         self.leave_place(sequence.index as usize, stream)?;
         let ticket = self.settle(sequence.index as usize, stream)?;
         let layers = self.geometry.layers() as usize;

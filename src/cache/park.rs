@@ -24,6 +24,7 @@
 //! may still read theirs.
 
 use crate::cache::Cache;
+use crate::cache::budgets::Takes;
 use crate::cache::places::Place;
 use crate::cache::record::{HostWork, State};
 use crate::device::{Newest, PoolOp, Stream, Ticket};
@@ -125,19 +126,19 @@ impl Cache {
         let record = self.record(sequence)?;
         record.check_state(&[State::Parked], "resume")?;
         record.check_prompt("resume")?;
-        self.take_lane(sequence, stream)?;
+        self.take_lane(sequence, Takes::Share, stream)?;
         self.join(sequence, stream, WarmUp { bytes_a_call, ..WarmUp::default() })
     }
 
     /// Takes a lane and slots for a complete prompt that has none: parked, or arriving. It is then filling, and may
     /// join. An error takes nothing.
-    pub(super) fn take_lane(&mut self, sequence: Sequence, stream: Stream) -> Result<()> {
+    pub(super) fn take_lane(&mut self, sequence: Sequence, takes: Takes, stream: Stream) -> Result<()> {
         let index = sequence.index as usize;
         let admitted = self.record(sequence)?.admitted.clone();
         let (slots, least) = self.take_slots(&admitted)?;
         let owned = &mut self.records[index].owned;
         (owned.slots, owned.least) = (slots, least);
-        if let Err(error) = self.take_share(sequence, stream) {
+        if let Err(error) = self.take_share(sequence, takes, stream) {
             let groups = self.geometry.groups().len();
             let owned = &mut self.records[index].owned;
             owned.least.clear();

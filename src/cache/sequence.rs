@@ -1,6 +1,7 @@
 //! A sequence outside its steps: appending its prompt, joining its lane, and truncating it.
 
 use crate::cache::Cache;
+use crate::cache::budgets::Takes;
 use crate::cache::record::State;
 use crate::device::{Join, PoolOp, Slice, Stream, Ticket, Truncate, Warm, WarmGather};
 use crate::error::{Error, Kind, Result};
@@ -113,12 +114,12 @@ impl Cache {
         record.check_state(&[State::Filling, State::Arriving], "join")?;
         record.check_prompt("join")?;
         let groups = 0..self.geometry.groups().len();
-        groups.into_iter().try_for_each(|group| {
-            record.check_keys("join", group, self.geometry.members(group).start)
-        })?;
+        groups
+            .into_iter()
+            .try_for_each(|group| record.check_keys("join", group, self.geometry.members(group).start))?;
         record.check_ticket("join")?;
         self.check_selections("join", &warm_up, self.geometry.groups().len())?;
-        let lane = self.enter_lane(sequence, stream)?;
+        let lane = self.enter_lane(sequence, Takes::Share, stream)?;
         let whole = self.record(sequence)?.admitted.bring_up == BringUp::Whole;
         let warm_up = self.warm_up_of(sequence.index as usize, warm_up)?;
         let warm = Warm { lane, group: None, whole, selections: warm_up.selections, steps: warm_up.steps };
@@ -158,10 +159,10 @@ impl Cache {
     }
 
     /// Enters a prompt that has not joined into a lane on `stream`. An arriving one takes the lane and slots first.
-    pub(super) fn enter_lane(&mut self, sequence: Sequence, stream: Stream) -> Result<Lane> {
+    pub(super) fn enter_lane(&mut self, sequence: Sequence, takes: Takes, stream: Stream) -> Result<Lane> {
         match self.record(sequence)?.state {
-            State::Arriving => self.take_lane(sequence, stream)?,
-            _ => self.take_share(sequence, stream)?,
+            State::Arriving => self.take_lane(sequence, takes, stream)?,
+            _ => self.take_share(sequence, takes, stream)?,
         }
         self.take_over(sequence.index as usize, stream)?;
         let lane = Lane(self.record(sequence)?.lane());

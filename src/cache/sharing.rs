@@ -73,6 +73,12 @@ impl Sharing {
         self.targets.get(place * self.groups..(place + 1) * self.groups).unwrap_or_default()
     }
 
+    /// Sets the shares of a sequence, in slots.
+    pub(super) fn lower_to(&mut self, index: usize, least: &[u32]) {
+        let first = self.place_of(index) * self.groups;
+        self.targets.iter_mut().skip(first).zip(least).for_each(|(target, least)| *target = *least);
+    }
+
     /// The place of a sequence in the order.
     pub(super) fn place_of(&self, index: usize) -> usize {
         self.order.iter().position(|own| *own as usize == index).unwrap_or(0)

@@ -70,7 +70,9 @@ pub fn to_selections(ages: &[u8], top_k: usize, selections: &mut [i32]) -> Resul
         let wrong = |place| Error::new(Kind::OutOfRange, "ages").at(place).with("position", position as u64);
         let (age, count) = (usize::from(*age), &mut counts[usize::from(*age)]);
         if age >= steps {
-            return Err(wrong("an age of none of the steps").with("age", age as u64).with("steps", steps as u64));
+            return Err(wrong("an age of none of the steps")
+                .with("age", age as u64)
+                .with("steps", steps as u64));
         }
         if *count >= top_k {
             return Err(wrong("more positions of one age than a step selects").with("top_k", top_k as u64));

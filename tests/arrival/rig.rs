@@ -8,7 +8,9 @@ use crate::faulty::Faulty;
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::HostOptions;
 use forebay::device::{Device, Slice, Stream, Ticket};
-use forebay::{Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, IndexGroup, Layer, LayerCall, Memory};
+use forebay::{
+    Accepted, BatchRow, BringUp, Budget, Buffers, Cache, Config, IndexGroup, Layer, LayerCall, Memory,
+};
 use forebay::{MicroBatch, Open, Result, Sequence, Shape, Slots, Stats, Streams, Tokens};
 
 pub const PAGE: u32 = 16;
@@ -98,7 +100,8 @@ impl Rig {
 
     /// On a device with a thread for each stream.
     pub fn threaded(config: Config) -> Rig {
-        Rig::on(config, TestDevice::new(HostOptions { threaded: true, ..HostOptions::default() }), None).unwrap()
+        Rig::on(config, TestDevice::new(HostOptions { threaded: true, ..HostOptions::default() }), None)
+            .unwrap()
     }
 
     /// On a clock that delays and reorders by a seed.

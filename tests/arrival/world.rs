@@ -10,6 +10,7 @@ use std::ops::Range;
 use crate::device::tried;
 use crate::keys::Random;
 use crate::rig::{KEYED, LAYERS, Own, PAGE, Rig, asks, config, key, row};
+use forebay::device::Stream;
 use forebay::{Config, Kind, Layer, Share, WarmUp, Withheld};
 
 /// A receiver that does it wrong, as a control.
@@ -31,9 +32,31 @@ struct Model {
     /// By layer, rows that are in place.
     rows: [u32; LAYERS as usize],
     keys: [u32; KEYED.len()],
-    /// Its length, once it has joined.
+    /// Its length, once it runs.
     joined: Option<u32>,
-    parked: bool,
+    /// Whether it has a lane.
+    lane: bool,
+    /// By layer, whether it is warmed up after an early join.
+    warmed: [bool; LAYERS as usize],
+}
+
+impl Model {
+    fn is_arriving(&self) -> bool {
+        self.joined.is_none() && !self.lane
+    }
+
+    fn is_parked(&self) -> bool {
+        self.joined.is_some() && !self.lane
+    }
+
+    fn runs(&self) -> bool {
+        self.joined.is_some() && self.lane
+    }
+
+    fn is_whole(&self, layer: usize) -> bool {
+        let keyed = KEYED.iter().position(|keyed| *keyed as usize == layer);
+        self.rows[layer] == self.prompt && keyed.is_none_or(|number| self.keys[number] == self.prompt)
+    }
 }
 
 /// A request that ended while its writer was not done.
@@ -53,9 +76,10 @@ struct World {
     ended: Vec<Ended>,
     tags: u32,
     /// How often each kind of event was met.
-    met: [u32; 8],
+    met: [u32; KINDS],
 }
 
+const KINDS: usize = 11;
 const ARRIVED: usize = 0;
 const NO_ROOM: usize = 1;
 const JOINED: usize = 2;
@@ -64,6 +88,9 @@ const STEPPED: usize = 4;
 const ABORTED: usize = 5;
 const LATE: usize = 6;
 const RELEASED: usize = 7;
+const JOINED_EARLY: usize = 8;
+const WARMED: usize = 9;
+const WARM_REFUSED: usize = 10;
 
 fn pages_of(tokens: u32) -> u32 {
     // Two query rows in each of two steps in flight.
@@ -74,7 +101,7 @@ impl World {
     fn new(rig: Rig, seed: u64, receiver: Receiver) -> World {
         let config = rig.cache.config().clone();
         let random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 77);
-        World { rig, random, receiver, config, live: Vec::new(), ended: Vec::new(), tags: 0, met: [0; 8] }
+        World { rig, random, receiver, config, live: Vec::new(), ended: Vec::new(), tags: 0, met: [0; KINDS] }
     }
 
     fn taken(&self) -> u32 {
@@ -99,7 +126,7 @@ impl World {
 
     fn arrive(&mut self) {
         let (prompt, promised) = (1 + self.random.below(90), self.random.below(20));
-        let arriving = self.live.iter().filter(|model| model.joined.is_none()).count() as u32;
+        let arriving = self.live.iter().filter(|model| model.is_arriving()).count() as u32;
         self.settle();
         let room = self.config.host_pages - self.taken();
         let expected = match () {
@@ -112,7 +139,9 @@ impl World {
                 let own = Own { handle, tag: self.tags % 250 + 1 };
                 let (rows, keys) = ([0; LAYERS as usize], [0; KEYED.len()]);
                 let tokens = prompt + promised;
-                self.live.push(Model { own, prompt, tokens, rows, keys, joined: None, parked: false });
+                let warmed = [false; LAYERS as usize];
+                let (joined, lane) = (None, false);
+                self.live.push(Model { own, prompt, tokens, rows, keys, joined, lane, warmed });
                 self.met[ARRIVED] += 1;
             }
             (Err(error), Some(place)) => {
@@ -145,11 +174,10 @@ impl World {
     fn bring_keys(&mut self) {
         let Some(at) = self.pick(|model| model.joined.is_none()) else { return };
         let number = self.random.below(KEYED.len() as u32) as usize;
-        let (own, placed, prompt) =
-            (self.live[at].own, self.live[at].keys[number], self.live[at].prompt);
+        let (own, placed, prompt) = (self.live[at].own, self.live[at].keys[number], self.live[at].prompt);
         let first = placed - self.random.below(placed.min(9) + 1);
         let count = if first == prompt { 0 } else { 1 + self.random.below(prompt - first) };
-        let stream = if self.random.below(2) == 0 { self.rig.main } else { self.rig.side };
+        let stream = self.stream();
         let _ticket = self.rig.place(&own, KEYED[number], first, count, stream).unwrap();
         self.live[at].keys[number] = placed.max(first + count);
     }
@@ -169,24 +197,61 @@ impl World {
         (model.rows, model.keys) = ([prompt; LAYERS as usize], [prompt; KEYED.len()]);
     }
 
+    fn has_lane(&self) -> bool {
+        self.live.iter().filter(|model| model.lane).count() < self.config.lanes as usize
+    }
+
+    fn join_early(&mut self) {
+        let Some(at) = self.pick(Model::is_arriving) else { return };
+        self.settle();
+        let (lane, stream) = (self.has_lane(), self.stream());
+        let joined = self.rig.cache.join_early(self.live[at].own.handle, stream);
+        assert_eq!(joined.is_ok(), lane, "{joined:?}");
+        self.live[at].lane = lane;
+        self.met[JOINED_EARLY] += u32::from(lane);
+    }
+
+    /// Warms up a layer, or is refused.
+    fn warm(&mut self) {
+        let Some(at) = self.pick(|model| model.joined.is_none() && model.lane) else { return };
+        if self.random.below(3) == 0 {
+            self.complete(at);
+        }
+        let (layer, stream) = (self.random.below(LAYERS), self.stream());
+        let (model, number) = (&self.live[at], layer as usize);
+        let selected = layer != 2 || model.warmed[1];
+        let fits = model.is_whole(number) && selected && !model.warmed[number];
+        let warmed = self.rig.cache.warm_layer(model.own.handle, Layer(layer), WarmUp::default(), stream);
+        assert_eq!(warmed.as_ref().err().map(forebay::Error::kind), (!fits).then_some(Kind::InvalidState));
+        self.met[if fits { WARMED } else { WARM_REFUSED }] += 1;
+        let model = &mut self.live[at];
+        model.warmed[number] |= fits;
+        if model.warmed == [true; LAYERS as usize] {
+            model.joined = Some(model.prompt);
+        }
+    }
+
+    fn stream(&mut self) -> Stream {
+        if self.random.below(2) == 0 { self.rig.main } else { self.rig.side }
+    }
+
     fn join(&mut self) {
-        let Some(at) = self.pick(|model| model.joined.is_none()) else { return };
+        let Some(at) = self.pick(Model::is_arriving) else { return };
         if self.random.below(3) > 0 {
             self.complete(at);
         }
         self.settle();
         let model = &self.live[at];
         let whole = model.rows.iter().chain(&model.keys).all(|count| *count == model.prompt);
-        let running = self.live.iter().filter(|model| model.joined.is_some() && !model.parked).count() as u32;
         let expected = match () {
             () if !whole => Some(Kind::InvalidState),
-            () => (running == self.config.lanes).then_some(Kind::Exhausted),
+            () => (!self.has_lane()).then_some(Kind::Exhausted),
         };
-        let before = self.rig.cache.stats();
-        let stream = if self.random.below(2) == 0 { self.rig.main } else { self.rig.side };
+        let (before, stream) = (self.rig.cache.stats(), self.stream());
+        let model = &self.live[at];
         match (self.rig.cache.join(model.own.handle, stream, WarmUp::default()), expected) {
             (Ok(_), None) => {
-                self.live[at].joined = Some(self.live[at].prompt);
+                (self.live[at].joined, self.live[at].lane) = (Some(self.live[at].prompt), true);
                 self.met[JOINED] += 1;
             }
             (Err(error), Some(kind)) => {
@@ -198,10 +263,8 @@ impl World {
     }
 
     fn step(&mut self) {
-        let Some(at) = self.pick(|model| model.joined.is_some_and(|length| length < model.tokens) && !model.parked)
-        else {
-            return;
-        };
+        let fits = |model: &Model| model.runs() && model.joined.is_some_and(|length| length < model.tokens);
+        let Some(at) = self.pick(fits) else { return };
         let (own, length) = (self.live[at].own, self.live[at].joined.unwrap());
         // The row of the step before counts.
         let landed = self.rig.cache.length(own.handle).unwrap().landed;
@@ -213,19 +276,19 @@ impl World {
     }
 
     fn park(&mut self) {
-        let parked = self.live.iter().any(|model| model.parked);
-        let Some(at) = self.pick(|model| model.joined.is_some() && model.parked == parked) else { return };
+        let parked = self.live.iter().any(Model::is_parked);
+        let Some(at) = self.pick(if parked { Model::is_parked } else { Model::runs }) else { return };
         self.settle();
         let handle = self.live[at].own.handle;
         if parked {
-            let running = self.live.iter().filter(|model| model.joined.is_some() && !model.parked).count();
+            let lane = self.has_lane();
             let resumed = self.rig.cache.resume(handle, self.rig.main, 0);
-            assert_eq!(resumed.is_ok(), (running as u32) < self.config.lanes, "{resumed:?}");
-            self.live[at].parked = resumed.is_err();
+            assert_eq!(resumed.is_ok(), lane, "{resumed:?}");
+            self.live[at].lane = lane;
         } else {
             let landed = self.rig.cache.length(handle).unwrap().landed;
             self.rig.cache.park(handle, landed, self.rig.main).unwrap();
-            self.live[at].parked = true;
+            self.live[at].lane = false;
         }
     }
 
@@ -234,7 +297,7 @@ impl World {
         let Some(at) = self.pick(|_| true) else { return };
         let model = self.live.swap_remove(at);
         let (own, pages) = (model.own, self.rig.pages(&model.own));
-        let stream = if self.random.below(2) == 0 { self.rig.main } else { self.rig.side };
+        let stream = self.stream();
         if model.joined.is_some() && self.random.below(2) == 0 {
             self.rig.cache.close(own.handle, stream).unwrap();
             return;
@@ -288,9 +351,9 @@ impl World {
         let stats = self.rig.cache.stats();
         assert_eq!(stats.free_host_pages, self.config.host_pages - self.taken());
         assert_eq!(stats.free_index_pages, stats.free_host_pages);
-        let running = self.live.iter().filter(|model| model.joined.is_some() && !model.parked).count() as u32;
-        assert_eq!(stats.free_lanes, self.config.lanes - running);
-        let arriving = self.live.iter().filter(|model| model.joined.is_none()).count() as u32;
+        let lanes = self.live.iter().filter(|model| model.lane).count() as u32;
+        assert_eq!(stats.free_lanes, self.config.lanes - lanes);
+        let arriving = self.live.iter().filter(|model| model.is_arriving()).count() as u32;
         assert_eq!((stats.arriving, stats.sequences), (arriving, self.live.len() as u32));
         self.live.iter().all(|model| {
             let least = model.rows.iter().chain(&model.keys).min().copied().unwrap();
@@ -301,7 +364,7 @@ impl World {
     /// Runs `operations`; whether every sequence was whole whenever it was looked at.
     fn run(&mut self, operations: u32) -> bool {
         for operation in 0..operations {
-            match self.random.below(20) {
+            match self.random.below(24) {
                 0..3 => self.arrive(),
                 3..6 => self.bring_rows(),
                 6..9 => self.bring_keys(),
@@ -310,7 +373,9 @@ impl World {
                 14 => self.park(),
                 15 => self.end(),
                 16..18 => self.write_late(),
-                _ => self.drain(),
+                18..20 => self.drain(),
+                20 => self.join_early(),
+                _ => self.warm(),
             }
             if operation % 7 == 0 && !self.is_whole() {
                 return false;
@@ -335,7 +400,7 @@ impl World {
 }
 
 /// Runs a world on each device, and returns the seeds whose sequences were not whole.
-fn broken(receiver: Receiver, seeds: Range<u64>, met: &mut [u32; 8]) -> usize {
+fn broken(receiver: Receiver, seeds: Range<u64>, met: &mut [u32; KINDS]) -> usize {
     let mut broken = 0;
     for seed in seeds {
         let share = (seed % 2 == 1).then(Share::default);
@@ -359,7 +424,7 @@ fn broken(receiver: Receiver, seeds: Range<u64>, met: &mut [u32; 8]) -> usize {
 
 #[test]
 fn random_arrivals_keep_their_rows_and_keys_and_leak_nothing() {
-    let mut met = [0; 8];
+    let mut met = [0; KINDS];
     assert_eq!(broken(Receiver::Right, 0..tried(90).into(), &mut met), 0);
     assert!(met.iter().all(|met| *met > 20), "{met:?}");
 }
@@ -367,6 +432,6 @@ fn random_arrivals_keep_their_rows_and_keys_and_leak_nothing() {
 #[test]
 fn a_receiver_that_frees_pages_while_others_write_to_them_is_found() {
     for receiver in [Receiver::Closes, Receiver::Early] {
-        assert!(broken(receiver, 0..12, &mut [0; 8]) > 3, "{receiver:?}");
+        assert!(broken(receiver, 0..30, &mut [0; KINDS]) > 3, "{receiver:?}");
     }
 }

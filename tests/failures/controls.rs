@@ -92,7 +92,11 @@ fn page_of_the_join(machine: &Machine, wait_between: bool) -> u8 {
     let join = Join { lane, length: 16, pages: &[0], blocks: &[vec![0]], budgets: &[16] };
     device.enqueue(pools, stream, PoolOp::Join(join)).unwrap();
     device
-        .enqueue(pools, stream, PoolOp::Warm(Warm { lane, group: None, whole: true, selections: None, steps: 0 }))
+        .enqueue(
+            pools,
+            stream,
+            PoolOp::Warm(Warm { lane, group: None, whole: true, selections: None, steps: 0 }),
+        )
         .unwrap();
     device.enqueue(pools, stream, PoolOp::WarmGather(WarmGather { lane, first: 0, count: 16 })).unwrap();
     if wait_between {
