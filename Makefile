@@ -20,7 +20,7 @@ HOST := x86_64-unknown-linux-gnu
 # The integration tests of the inner loop, in addition to the unit tests.
 MODELS := tidy embedded figures residency world failures edges misuse overlap order
 # The tests that run on the device that FOREBAY_TEST_DEVICE names.
-ON_CUDA := failures edges misuse overlap sharing graphs
+ON_CUDA := failures edges misuse overlap sharing graphs arrival
 # The tests that run on the driver that FOREBAY_TEST_DRIVER names.
 ON_DRIVER := cuda graphs
 EXAMPLES := $(patsubst examples/%.rs,%,$(wildcard examples/*.rs))

@@ -21,45 +21,10 @@
 
 use crate::cache::Cache;
 use crate::cache::record::State;
+use crate::cache::withheld::{Pages, Withheld};
 use crate::device::Stream;
 use crate::error::{Error, Kind, Result};
-use crate::fallible::{reserve, vector};
 use crate::ids::Sequence;
-
-/// The pages of an aborted sequence, until [`Cache::release`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Withheld(u64);
-
-/// The pages of one abort.
-#[derive(Debug)]
-struct Pages {
-    id: Withheld,
-    host: Vec<u32>,
-    index: Vec<u32>,
-}
-
-/// The pages of all aborts that were not released.
-#[derive(Debug, Default)]
-pub(super) struct WithheldPages {
-    /// Aborts so far. No two have the same number.
-    aborts: u64,
-    lists: Vec<Pages>,
-}
-
-impl WithheldPages {
-    /// Pages of rows that are withheld, and as many of index keys.
-    pub(super) fn pages(&self) -> u32 {
-        self.lists.iter().map(|pages| pages.host.len() as u32).sum()
-    }
-
-    /// Adds its pages to the counts of page owners.
-    pub(super) fn count(&self, host: &mut [u32], index: &mut [u32]) {
-        for pages in &self.lists {
-            pages.host.iter().for_each(|page| host[*page as usize] += 1);
-            pages.index.iter().for_each(|page| index[*page as usize] += 1);
-        }
-    }
-}
 
 impl Cache {
     /// Ends a sequence in any state, to whose pages others may still write. The handle is closed at once, and lane and
@@ -75,23 +40,15 @@ impl Cache {
         let filled = record.is_filled();
         let first = (record.shared / self.geometry.page_tokens()) as usize;
         let table = &record.owned.table;
-        let mut pages = Pages {
-            id: Withheld(self.withheld.aborts),
-            host: vector(table.len(), "abort", "withheld pages")?,
-            index: vector(table.len(), "abort", "withheld pages")?,
-        };
-        pages.host.extend(table.host.iter().skip(first));
-        pages.index.extend(table.index.iter().skip(first));
-        reserve(&mut self.withheld.lists, 1, "abort", "withheld pages")?;
+        let pages = Pages::from(table, first)?;
+        self.withheld.reserve()?;
         if filled {
             // The engine may still be writing to its pages.
             self.take_over(index, stream)?;
         }
         pages.host.iter().try_for_each(|page| self.total.pages.share(*page))?;
         pages.index.iter().try_for_each(|page| self.index.pages.share(*page))?;
-        let id = pages.id;
-        self.withheld.aborts += 1;
-        self.withheld.lists.push(pages);
+        let id = self.withheld.add(pages);
         self.records[index].state = State::Closing;
         self.hear();
         // If the device refuses this, `reap` frees the rest later.
@@ -105,14 +62,12 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`] for pages that were released before. An error changes nothing.
     pub fn release(&mut self, withheld: Withheld) -> Result<u32> {
-        let Some(place) = self.withheld.lists.iter().position(|pages| pages.id == withheld) else {
-            return Err(Error::new(Kind::Closed, "release")
+        let pages = self.withheld.take(withheld).ok_or_else(|| {
+            Error::new(Kind::Closed, "release")
                 .at("pages that are not withheld")
-                .with("abort", withheld.0)
-                .hint("release the pages of an abort once"));
-        };
+                .hint("release the pages of an abort once")
+        })?;
         let before = self.total.pages.free();
-        let pages = self.withheld.lists.swap_remove(place);
         pages.host.iter().try_for_each(|page| self.total.pages.release(*page))?;
         pages.index.iter().try_for_each(|page| self.index.pages.release(*page))?;
         Ok(self.total.pages.free() - before)

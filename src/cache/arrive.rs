@@ -1,8 +1,8 @@
 //! Arrival: a sequence whose pages a transfer fills, from prefill to decode.
 //!
-//! A decode instance grants pages to a request long before it can run it: rows and index keys come layer by layer, while
-//! prefill still computes the next ones. So a request that arrives has pages and nothing else. Its lane and slots, of
-//! which there are far fewer, serve sequences that run until [`Cache::join`] takes them.
+//! A decode instance grants pages to a request long before it can run it: rows and index keys come layer by layer,
+//! while prefill still computes the next ones. So a request that arrives has pages and nothing else. Its lane and
+//! slots, of which there are far fewer, serve sequences that run until [`Cache::join`] takes them.
 //!
 //! | call | device | host |
 //! |---|---|---|
@@ -22,11 +22,11 @@
 //! end of what names them. So a copy of keys is ordered after the sequence's own earlier copies alone, and the join
 //! after all of them, by the event of the record (`settle`).
 //!
-//! **Who writes.** If the receiver itself brings rows and keys, [`Cache::close`] ends the sequence at any time. If others
-//! write to its pages on their own, a write may land after the end: then [`Cache::abort`] ends it.
+//! **Who writes.** If the receiver itself brings rows and keys, [`Cache::close`] ends the sequence at any time. If
+//! others write to its pages on their own, a write may land after the end: then [`Cache::abort`] ends it.
 //!
-//! **Pages.** [`Cache::arrive_shared`] finds leading pages by their token ids, and the receiver tells the sender how many
-//! tokens it need not send. Nothing writes to those pages, neither the sender nor this module.
+//! **Pages.** [`Cache::arrive_shared`] finds leading pages by their token ids, and the receiver tells the sender how
+//! many tokens it need not send. Nothing writes to those pages, neither the sender nor this module.
 
 use crate::cache::Cache;
 use crate::cache::admit::Open;
@@ -59,8 +59,8 @@ impl Cache {
         self.open_as(State::Arriving, open)
     }
 
-    /// Opens such a sequence for a prompt whose token ids are known, as [`Cache::open_shared`] does. Returns the sequence
-    /// and the number of leading tokens that the cache has: the transfer brings those that follow.
+    /// Opens such a sequence for a prompt whose token ids are known, as [`Cache::open_shared`] does. Returns the
+    /// sequence and the number of leading tokens that the cache has: the transfer brings those that follow.
     ///
     /// # Errors
     /// As [`Cache::arrive`] and [`Cache::open_shared`]. An error takes nothing.
@@ -110,17 +110,17 @@ impl Cache {
     /// the ticket is Done. Tokens whose keys are in place may be placed again; `first` may not be beyond them, nor in
     /// pages that the sequence shares. The last page may be given whole, with what is behind the prompt.
     ///
-    /// Where the engine's pages are not `[page tokens][key bytes]` inside, such as with all scales behind all keys, pass
-    /// whole pages, and a `first` that begins one. The call copies bytes and knows nothing of what they are.
+    /// Where the engine's pages are not `[page tokens][key bytes]` inside, such as with all scales behind all keys,
+    /// pass whole pages, and a `first` that begins one. The call copies bytes and knows nothing of what they are.
     ///
     /// It is one copy for each run of pages that follow each other in the pool. The join waits for it.
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not arriving; [`Kind::OutOfRange`] for a layer
-    /// without index keys of its own ([`Cache::index_keys`]), for bytes that are not whole keys, for keys beyond the last
-    /// page of the prompt, for another `first`, and for memory of another device or that does not begin at a multiple of
-    /// 4. These errors change nothing. If the device refuses a copy, some may have been enqueued, and none of the call's
-    /// keys count: place them again, on any stream.
+    /// without index keys of its own ([`Cache::index_keys`]), for bytes that are not whole keys, for keys beyond the
+    /// last page of the prompt, for another `first`, and for memory of another device or that does not begin at a
+    /// multiple of 4. These errors change nothing. If the device refuses a copy, some may have been enqueued, and none
+    /// of the call's keys count: place them again, on any stream.
     pub fn place_index_keys(
         &mut self,
         sequence: Sequence,

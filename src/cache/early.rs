@@ -1,21 +1,21 @@
 //! Joining before all layers are there: a sequence takes its lane and slots, and each layer is warmed up as it comes.
 //!
 //! A warm-up gathers rows over the link. A sequence that joins when its last layer has come gathers those of all layers
-//! then, while its first step waits. If a lane is free earlier, it may join early: rows of the first layers come to their
-//! slots while the transfer still brings the later layers. It costs slots that no step uses yet, so an engine joins
-//! early only if nothing else wants them. With shared budgets it takes no more than it was promised, because it cannot
-//! shrink for others until it runs. A step needs every layer, so the sequence runs after the last warm-up.
+//! then, while its first step waits. If a lane is free earlier, it may join early: rows of the first layers come to
+//! their slots while the transfer still brings the later layers. It costs slots that no step uses yet, so an engine
+//! joins early only if nothing else wants them. With shared budgets it takes no more than it was promised, because it
+//! cannot shrink for others until it runs. A step needs every layer, so the sequence runs after the last warm-up.
 //!
 //! | call | device | host |
 //! |---|---|---|
 //! | [`Cache::join_early`] | enters the lane, with nothing resident | takes a lane and slots |
-//! | [`Cache::warm_layer`], a group's first layer | decides which rows of the group are resident, gathers the layer's | |
-//! | [`Cache::warm_layer`], its other layers | gathers the layer's rows | |
+//! | [`Cache::warm_layer`], a group's first layer | decides which rows of the group are resident, gathers its own | |
+//! | [`Cache::warm_layer`], its other layers | gathers its own | |
 //! | the last of them | | the sequence runs |
 //!
-//! Which rows are resident is a matter of the index group, and moves no bytes. So a group's first layer comes first. The
-//! result is that of one join with the selections of all groups, stamps included. So ranks may warm up layers in any
-//! order that keeps this.
+//! Which rows are resident is a matter of the index group, and moves no bytes. So a group's first layer comes first.
+//! The result is that of one join with the selections of all groups, stamps included. So ranks may warm up layers in
+//! any order that keeps this.
 //!
 //! **Order.** Each call is ordered behind the sequence's work before it, on any stream, and the first step behind the
 //! last one, by the event of the record. A call that the device refused goes on where it was: a decision is not made
@@ -30,15 +30,15 @@ use crate::ids::{Lane, Layer, Sequence};
 use crate::sparse::{BringUp, WarmUp};
 
 impl Cache {
-    /// Adds a sequence to the batch before its prompt is complete: takes a lane and slots for an arriving one, and enters
-    /// the lane on `stream`. Its rows and index keys go on coming, and [`Cache::warm_layer`] loads each layer that is
-    /// complete. It runs once all are.
+    /// Adds a sequence to the batch before its prompt is complete: takes a lane and slots for an arriving one, and
+    /// enters the lane on `stream`. Its rows and index keys go on coming, and [`Cache::warm_layer`] loads each layer
+    /// that is complete. It runs once all are.
     ///
     /// # Errors
-    /// [`Kind::Closed`]; [`Kind::InvalidState`] if the sequence has already joined, or is parked; [`Kind::Exhausted`] and
-    /// [`Kind::Busy`] as in [`Cache::join`]; [`Kind::DeviceFailed`] if a copy of its index keys failed. These errors
-    /// change nothing. If the device refuses the call half-way, it has its lane; try again on any stream, or call
-    /// [`Cache::join`] when it is complete.
+    /// [`Kind::Closed`]; [`Kind::InvalidState`] if the sequence has already joined, or is parked; [`Kind::Exhausted`]
+    /// and [`Kind::Busy`] as in [`Cache::join`]; [`Kind::DeviceFailed`] if a copy of its index keys failed. These
+    /// errors change nothing. If the device refuses the call half-way, it has its lane; try again on any stream, or
+    /// call [`Cache::join`] when it is complete.
     pub fn join_early(&mut self, sequence: Sequence, stream: Stream) -> Result<Ticket> {
         let record = self.record(sequence)?;
         record.check_state(&[State::Filling, State::Arriving], "join early")?;
@@ -62,10 +62,10 @@ impl Cache {
     /// After the last layer the sequence may take part in steps: [`Cache::is_running`].
     ///
     /// # Errors
-    /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that did not join early, for an incomplete layer, for one
-    /// that was warmed up before, and before the layer that selects for it; [`Kind::OutOfRange`] for an unknown layer,
-    /// and for a warm-up of another size; [`Kind::DeviceFailed`] if work of the sequence failed. These errors change
-    /// nothing. If the device refuses the call half-way, try again on any stream, with the same warm-up.
+    /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that did not join early, for an incomplete layer, for
+    /// one that was warmed up before, and before the layer that selects for it; [`Kind::OutOfRange`] for an unknown
+    /// layer, and for a warm-up of another size; [`Kind::DeviceFailed`] if work of the sequence failed. These errors
+    /// change nothing. If the device refuses the call half-way, try again on any stream, with the same warm-up.
     pub fn warm_layer(
         &mut self,
         sequence: Sequence,

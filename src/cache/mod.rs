@@ -4,7 +4,7 @@
 //!
 //! | state | entered by | calls that change the sequence, besides `close` |
 //! |---|---|---|
-//! | arriving | [`Cache::arrive`], [`Cache::arrive_shared`] | those of a parked one but [`resume`]; index keys, [`join`] |
+//! | arriving | [`Cache::arrive`] | those of a parked one but [`resume`]; index keys, [`join`], [`Cache::join_early`] |
 //! | filling | [`Cache::open`], [`Cache::open_shared`] | those of a parked one but [`resume`]; [`park`], [`join`] |
 //! | joining | a [`join`] that leaves rows to gather (its limit, or the device refused) | [`join_more`], to the end |
 //! | warming | [`Cache::join_early`] | [`append`], [`append_in_place`], index keys, [`Cache::warm_layer`] to the last |
@@ -66,6 +66,7 @@ mod resize;
 mod sequence;
 mod settle;
 mod sharing;
+mod withheld;
 
 use std::sync::Arc;
 
@@ -81,17 +82,17 @@ use crate::step::Ring;
 use crate::total::memory::{Memory, Overcommits};
 use crate::total::{CAPACITY_MAX, IndexPool, PrefixIndex, Secret, TotalPool};
 
-pub use abort::Withheld;
 pub use admit::Open;
 pub use captured::{Capture, Captured};
 pub use config::{Config, Slots};
 pub use footprint::Footprint;
 pub use overlapped::Layers;
+pub use withheld::Withheld;
 
-use abort::WithheldPages;
 use places::Places;
 use record::{Record, State};
 use sharing::Sharing;
+use withheld::WithheldPages;
 
 /// A KV cache that may exceed its device's memory, for one model on one device.
 ///

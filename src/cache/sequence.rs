@@ -60,8 +60,8 @@ impl Cache {
         (0..layers).try_for_each(|layer| self.claim(sequence, Layer(layer), count).map(|_| ()))
     }
 
-    /// Declares that `count` prompt rows of one layer are already in place, as [`Cache::append_in_place`] does for every
-    /// layer: for a transfer that brings a sequence layer by layer.
+    /// Declares that `count` prompt rows of one layer are already in place, as [`Cache::append_in_place`] does for
+    /// every layer: for a transfer that brings a sequence layer by layer.
     ///
     /// # Errors
     /// As [`Cache::append`].
@@ -102,23 +102,22 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] while a layer's prompt is incomplete, while a layer's index keys are
-    /// incomplete of a sequence that is arriving, or if the sequence has already joined; [`Kind::Exhausted`] names lanes
-    /// or slot blocks for a sequence that is arriving; [`Kind::DeviceFailed`] if a copy of its index keys failed;
+    /// incomplete of a sequence that is arriving, or if the sequence has already joined; [`Kind::Exhausted`] names
+    /// lanes or slot blocks for a sequence that is arriving; [`Kind::DeviceFailed`] if a copy of its index keys failed;
     /// [`Kind::OutOfRange`] for selections whose size is not `[index groups][steps][k]`; [`Kind::Busy`], with
     /// [`Config::share`](crate::Config::share), while its slots belong to sequences that cannot shrink now: that are in
     /// open steps, joining or failed, that are closed with steps in flight, or whose last resize is in flight. These
-    /// errors change nothing. If the device refuses the call half-way, try again on any stream. If that returns the error that the warm-up is not
-    /// complete, call [`Cache::join_more`] instead.
+    /// errors change nothing. If the device refuses the call half-way, try again on any stream. If that returns the
+    /// error that the warm-up is not complete, call [`Cache::join_more`] instead.
     pub fn join(&mut self, sequence: Sequence, stream: Stream, warm_up: WarmUp) -> Result<Ticket> {
         let record = self.record(sequence)?;
         record.check_state(&[State::Filling, State::Arriving], "join")?;
         record.check_prompt("join")?;
-        let groups = 0..self.geometry.groups().len();
-        groups
-            .into_iter()
+        let groups = self.geometry.groups().len();
+        (0..groups)
             .try_for_each(|group| record.check_keys("join", group, self.geometry.members(group).start))?;
         record.check_ticket("join")?;
-        self.check_selections("join", &warm_up, self.geometry.groups().len())?;
+        self.check_selections("join", &warm_up, groups)?;
         let lane = self.enter_lane(sequence, Takes::Share, stream)?;
         let whole = self.record(sequence)?.admitted.bring_up == BringUp::Whole;
         let warm_up = self.warm_up_of(sequence.index as usize, warm_up)?;

@@ -6,16 +6,15 @@
 //!
 //! | state | entered by |
 //! |---|---|
-//! | unsettled, on one stream | [`Cache::take_over`]: join, fork (the parent too), truncate, resize, emptying a lane, |
-//! | | placing index keys |
+//! | unsettled, on one stream | [`Cache::take_over`]: joins, fork (the parent too), truncate, resize, keys, leave |
 //! | settled | [`Cache::settle`]: enqueues a ticket after the work and records `ready` in the same stream |
 //!
 //! **Which event comes after a sequence's work.** Work that the host issues for one sequence alone ends with `ready`,
-//! an event of the sequence's record: a sequence that is arriving has work, and no lane. A step ends with `stepped`, one event for all its rows: with an event for each row,
-//! a batch of hundreds would need hundreds of driver calls to record the events and as many to wait for them. So a
-//! sequence whose last work is a step has no current `ready` event (`HostWork::stepped`). Steps of a micro-batch run
-//! one after the other. So a wait for a later step of the micro-batch also covers the sequence's step; the sequence
-//! may thus wait for a step in which it takes no part.
+//! an event of the sequence's record: a sequence that is arriving has work, and no lane. A step ends with `stepped`,
+//! one event for all its rows: with an event for each row, a batch of hundreds would need hundreds of driver calls to
+//! record the events and as many to wait for them. So a sequence whose last work is a step has no current `ready` event
+//! (`HostWork::stepped`). Steps of a micro-batch run one after the other. So a wait for a later step of the micro-batch
+//! also covers the sequence's step; the sequence may thus wait for a step in which it takes no part.
 //!
 //! A call that succeeds settles its sequence. After a call that fails, the next call takes over: it orders work on
 //! another stream after all work of the first stream, and a release first settles the sequence and waits for that

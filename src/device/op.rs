@@ -31,9 +31,9 @@ pub enum PoolOp<'a> {
     /// Empties a lane.
     Leave(Lane),
     /// Decides which rows of a lane are resident before its first step, in every layer or in those of one index group:
-    /// first all rows, if that is asked for and they fit, then the rows of the given selections (top-k indices), step by step. It moves no
-    /// bytes; [`PoolOp::WarmGather`] gathers them. It is a hint: a position at or beyond the length loads nothing. A
-    /// stream that is being captured rejects it ([`Kind::InvalidState`]).
+    /// first all rows, if that is asked for and they fit, then the rows of the given selections (top-k indices), step
+    /// by step. It moves no bytes; [`PoolOp::WarmGather`] gathers them. It is a hint: a position at or beyond the
+    /// length loads nothing. A stream that is being captured rejects it ([`Kind::InvalidState`]).
     ///
     /// [`Kind::InvalidState`]: crate::Kind::InvalidState
     Warm(Warm),

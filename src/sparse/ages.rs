@@ -1,10 +1,11 @@
 //! The selections of a warm-up as ages: for each position, how long ago it was last selected.
 //!
 //! A transfer brings the selections of the last prompt positions, so that a sequence joins with the rows that its first
-//! step is likely to read. As positions they are `[steps][k]` i32 for each index group: 256 KB for 32 steps of 2048, and
-//! 16 MB for 61 groups, more than the rows of 256 tokens. But LRU keeps the rows that were selected most recently, and
-//! their order is the last selection of each, then the position. So one byte for each position says the same: its *age*,
-//! 0 if the newest step selected it, 1 if the one before did and the newest did not, and so on, [`NEVER`] if none did.
+//! step is likely to read. As positions they are `[steps][k]` i32 for each index group: 256 KB for 32 steps of 2048,
+//! and 16 MB for 61 groups, more than the rows of 256 tokens. But LRU keeps the rows that were selected most recently,
+//! and their order is the last selection of each, then the position. So one byte for each position says the same: its
+//! *age*, 0 if the newest step selected it, 1 if the one before did and the newest did not, and so on, [`NEVER`] if
+//! none did.
 //!
 //! [`to_selections`] lists each position once, in the step that selected it last, and a warm-up takes the result as any
 //! other. After it the same rows are resident, in the same order of the rule, and later victims are the same
@@ -12,8 +13,8 @@
 //! or all take selections.
 //!
 //! **When they do not say enough.** A budget smaller than the rows of one step makes the rule choose among the rows of
-//! that step, and hits of the step keep their slots: then also earlier selections count. [`suffice`] finds this, and the
-//! selections themselves are sent then. It needs no more than the counts of each step.
+//! that step, and hits of the step keep their slots: then also earlier selections count. [`suffice`] finds this, and
+//! the selections themselves are sent then. It needs no more than the counts of each step.
 
 use crate::error::{Error, Kind, Result};
 
@@ -38,8 +39,8 @@ pub fn suffice(selections: &[i32], top_k: usize, length: u32, budget: u32) -> Re
 /// `ages` are left out, as a warm-up leaves them out.
 ///
 /// # Errors
-/// [`Kind::OutOfRange`] for selections that are not whole steps, or of more than [`STEPS_MAX`] steps. Nothing is written
-/// then.
+/// [`Kind::OutOfRange`] for selections that are not whole steps, or of more than [`STEPS_MAX`] steps. Nothing is
+/// written then.
 pub fn from_selections(selections: &[i32], top_k: usize, ages: &mut [u8]) -> Result<()> {
     let steps = steps_of(selections, top_k)?;
     check_steps(steps)?;

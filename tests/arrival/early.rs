@@ -1,8 +1,8 @@
 //! Joins before all layers are there: the result of one join, layer by layer.
 
 use crate::rig::{K, KEYED, LAYERS, Own, Rig, asks, config, row};
-use forebay::device::Slice;
-use forebay::{BringUp, Budget, Config, Kind, Layer, Open, Share, WarmUp};
+use forebay::device::{PoolOp, Slice, Warm};
+use forebay::{BringUp, Budget, Config, Kind, Lane, Layer, Open, Share, WarmUp};
 use std::collections::BTreeSet;
 
 const STEPS: u32 = 5;
@@ -280,4 +280,24 @@ fn each_layer_is_warmed_up_behind_the_join_and_the_layer_that_selects_for_it() {
         missed += usize::from(!slabs_are_loaded(seed, waits).0);
     }
     assert!(missed > 0, "the control: without the waits some row is not loaded");
+}
+
+#[test]
+fn a_warm_up_of_one_group_has_its_selections_alone() {
+    let mut rig = Rig::new(config());
+    let (group, selections) = (warm_of(&mut rig, Some(1)).selections, selections(&mut rig));
+    let warm = |group, selections| Warm { lane: Lane(0), group, whole: false, selections, steps: STEPS };
+    let enqueue = |warm| rig.device.enqueue(rig.cache.pools(), rig.main, PoolOp::Warm(warm));
+    for (wrong, place) in [
+        (warm(Some(2), None), "index group"),
+        (warm(Some(u32::MAX), None), "index group"),
+        // Selections of one group, where all are meant.
+        (warm(None, group), "bytes of a slice"),
+    ] {
+        let error = enqueue(wrong).unwrap_err();
+        assert_eq!((error.kind(), error.place()), (Kind::OutOfRange, place), "{error}");
+    }
+    for right in [warm(Some(1), group), warm(None, Some(selections)), warm(Some(0), None)] {
+        enqueue(right).unwrap();
+    }
 }

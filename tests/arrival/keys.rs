@@ -186,8 +186,8 @@ fn a_model_without_index_keys_needs_none() {
 }
 
 /// Keys that are placed on two streams, and a join on one of them. Returns whether the engine, which reads the keys
-/// behind the join on the join's stream, finds them; and the numbers of the waits that the calls enqueued. `without` are
-/// waits that are left out.
+/// behind the join on the join's stream, finds them; and the numbers of the waits that the calls enqueued. `without`
+/// are waits that are left out.
 fn engine_finds_keys(seed: u64, without: Range<u64>) -> (bool, Range<u64>) {
     let mut rig = Rig::clock(config(), seed);
     let clock = rig.clock.clone().unwrap();

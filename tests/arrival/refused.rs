@@ -1,5 +1,5 @@
-//! A device that refuses a call: each call of an arrival's life in a run of its own. The caller tries again, or ends the
-//! sequence, and everything comes back.
+//! A device that refuses a call: each call of an arrival's life in a run of its own. The caller tries again, or ends
+//! the sequence, and everything comes back.
 
 use std::collections::BTreeSet;
 

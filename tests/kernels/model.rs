@@ -166,9 +166,18 @@ impl Model {
         self.take_pages(lane, pages);
     }
 
-    pub fn warm(&mut self, lane: u32, whole: bool, selections: &[i32], steps: usize) {
+    /// Warms up some tables, with the selections of these.
+    pub fn warm(
+        &mut self,
+        lane: u32,
+        whole: bool,
+        selections: &[i32],
+        steps: usize,
+        which: std::ops::Range<u32>,
+    ) {
         let k = self.extents.top_k() as usize;
-        for (table, tables) in self.tables.iter_mut().enumerate() {
+        let tables = self.tables.iter_mut().skip(which.start as usize).take(which.len());
+        for (table, tables) in tables.enumerate() {
             if whole {
                 tables.bring_up(lane);
             }

@@ -265,14 +265,34 @@ impl<'a> World<'a> {
         self.compare("truncate");
     }
 
+    /// Of all tables at once, or one by one from the last.
     pub fn warm(&mut self, lane: u32, whole: bool, selections: &[i32], steps: usize) {
+        let tables = self.tables();
+        if self.random.one_in(2) {
+            return self.warm_some(lane, whole, selections, steps, 0..tables);
+        }
+        let each = selections.len() / tables as usize;
+        for table in (0..tables).rev() {
+            let own = &selections[table as usize * each..][..each];
+            self.warm_some(lane, whole, own, steps, table..table + 1);
+        }
+    }
+
+    fn warm_some(
+        &mut self,
+        lane: u32,
+        whole: bool,
+        selections: &[i32],
+        steps: usize,
+        tables: std::ops::Range<u32>,
+    ) {
         let words: Vec<u32> = selections.iter().map(|position| *position as u32).collect();
         let (memory, room) = (Memory::of(&words), self.random.below(3));
         let args = if selections.is_empty() { self.args().long(0) } else { self.args().at(&memory) };
-        let args = args.words(&[lane, whole.into(), steps as u32, room]);
+        let args = args.words(&[lane, whole.into(), steps as u32, room, tables.start, 0]);
         let bytes = self.room_bytes(room);
-        self.run(c"forebay_warm", [self.tables(), 1, 1], bytes, args);
-        self.model.warm(lane, whole, selections, steps);
+        self.run(c"forebay_warm", [tables.len() as u32, 1, 1], bytes, args);
+        self.model.warm(lane, whole, selections, steps, tables);
         self.compare("warm");
     }
 

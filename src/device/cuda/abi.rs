@@ -214,7 +214,16 @@ words! {
     LeaveArgs: 112 { pools: Pools, lane: u32, unused: u32 }
 
     /// Of `forebay_warm`.
-    WarmArgs: 136 { pools: Pools, selections: Address, lane: u32, whole: u32, steps: u32, shared: u32, first: u32, unused: u32 }
+    WarmArgs: 136 {
+        pools: Pools,
+        selections: Address,
+        lane: u32,
+        whole: u32,
+        steps: u32,
+        shared: u32,
+        first: u32,
+        unused: u32,
+    }
 
     /// Of `forebay_newest`.
     NewestArgs: 120 { pools: Pools, positions: Address, lane: u32, unused: u32 }
