@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::device::TestDevice;
 use crate::faulty::Faulty;
+use forebay::check::watch::Watch;
 use forebay::device::clock::{ClockDevice, ClockOptions};
 use forebay::device::host::HostOptions;
 use forebay::device::{Device, Slice, Stream, Ticket};
@@ -78,12 +79,15 @@ pub struct Rig {
     pub device: Arc<dyn Device>,
     pub faulty: Arc<Faulty>,
     pub clock: Option<Arc<ClockDevice>>,
+    pub watch: Option<Arc<Watch>>,
     pub main: Stream,
     pub side: Stream,
     buffers: Buffers,
     /// Where keys lie before they are placed, and the next place there.
     staging: Slice,
     staged: u64,
+    /// Where the indexer's reads go.
+    indexed: Slice,
 }
 
 const STAGES: u64 = 256;
@@ -113,14 +117,48 @@ impl Rig {
         let options = ClockOptions { seed, ..ClockOptions::default() };
         let clock = seed.map(|_| ClockDevice::over(memory.device(), options).unwrap());
         let under = clock.clone().map_or_else(|| memory.device(), |clock| clock as Arc<dyn Device>);
+        Rig::over(config, memory, under, clock, None)
+    }
+
+    /// On a device that checks the order of operations, without one of the waits.
+    pub fn watched(config: Config, without: Option<u64>) -> Rig {
+        let memory = TestDevice::host(HostOptions { threaded: false, ..HostOptions::default() });
+        let watch = match without {
+            Some(number) => Watch::without_wait(memory.device(), number),
+            None => Watch::new(memory.device()),
+        };
+        Rig::over(config, memory, watch.clone(), None, Some(watch)).unwrap()
+    }
+
+    fn over(
+        config: Config,
+        memory: Arc<TestDevice>,
+        under: Arc<dyn Device>,
+        clock: Option<Arc<ClockDevice>>,
+        watch: Option<Arc<Watch>>,
+    ) -> Result<Rig> {
         let faulty = Faulty::new(under, false);
         let device: Arc<dyn Device> = faulty.clone();
         let buffer = || device.allocate(u64::from(4 * 2 * K)).unwrap();
         let buffers = Buffers { selection: buffer(), slots: buffer(), split_indices: None };
         let (main, side) = (device.stream().unwrap(), device.stream().unwrap());
         let staging = device.allocate(STAGES * STAGE).unwrap();
+        let indexed = device.allocate(u64::from(PAGE) * KEY as u64).unwrap();
         let cache = Cache::new(config, device.clone())?;
-        Ok(Rig { cache, memory, device, faulty, clock, main, side, buffers, staging, staged: 0 })
+        Ok(Rig {
+            cache,
+            memory,
+            device,
+            faulty,
+            clock,
+            watch,
+            main,
+            side,
+            buffers,
+            staging,
+            staged: 0,
+            indexed,
+        })
     }
 
     pub fn sync(&self) {
@@ -128,6 +166,29 @@ impl Rig {
             let event = self.device.event().unwrap();
             self.device.record(event, stream).unwrap();
             self.device.synchronize(event).unwrap();
+            if let Some(watch) = &self.watch {
+                watch.ended(stream);
+            }
+        }
+    }
+
+    /// Lets work end before the host looks at what it did. A watched device runs work at once, and must not learn that the
+    /// host has seen the end.
+    fn look(&self) {
+        if self.watch.is_none() {
+            self.sync();
+        }
+    }
+
+    /// Reads the index keys of a sequence, as the indexer of a step does.
+    fn index(&self, own: &Own) {
+        for layer in KEYED {
+            let keys = self.cache.index_keys(Layer(layer)).unwrap();
+            for (_, page) in self.pages(own) {
+                let bytes = self.indexed.bytes();
+                let page = keys.part(u64::from(page) * bytes, bytes).unwrap();
+                self.device.copy(self.main, page, self.indexed).unwrap();
+            }
         }
     }
 
@@ -227,19 +288,20 @@ impl Rig {
     pub fn step(&mut self, own: &Own, length: u32, accepted: u32, picks: &[u32]) {
         let words: Vec<i32> = (0..K as usize).map(|at| picks.get(at).map_or(-1, |p| *p as i32)).collect();
         let bytes: Vec<u8> = words.iter().flat_map(|p| p.to_le_bytes()).collect();
-        self.sync();
+        self.look();
         let half = |slice: Slice| slice.part(0, u64::from(4 * K)).unwrap();
         let (selection, slots) = (half(self.buffers.selection), half(self.buffers.slots));
         self.memory.write(selection, &bytes).unwrap();
         let batch = BatchRow { sequence: own.handle, accepted: Accepted::Rows(accepted), query_rows: 1 };
         let mut step = self.cache.prepare(MicroBatch(0), 1, &[batch], None, self.main).unwrap();
+        self.index(own);
         let streams = Streams { resolve: self.main, gather: self.main };
         let position = length + accepted;
         for layer in 0..LAYERS {
             let call = LayerCall::whole(Layer(layer));
             let buffers = Buffers { selection, slots, split_indices: None };
             self.cache.layer(&step, call, streams, buffers).unwrap();
-            self.sync();
+            self.look();
             let slab = self.cache.slab(Layer(layer)).unwrap();
             let at = |slot: u64| slab.part(slot * ROW as u64, ROW as u64).unwrap();
             let mut read = vec![0; 4 * K as usize];
@@ -260,7 +322,7 @@ impl Rig {
             self.memory.write(to, &key(own.tag, layer, position)).unwrap();
         }
         self.cache.finish(&mut step, self.main).unwrap();
-        self.sync();
+        self.look();
         self.cache.retire(step, self.main).map_err(|unretired| unretired.error).unwrap();
     }
 
