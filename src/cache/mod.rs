@@ -4,10 +4,10 @@
 //!
 //! | state | entered by | calls that change the sequence, besides `close` |
 //! |---|---|---|
-//! | arriving | [`Cache::arrive`] | those of a parked one but [`resume`]; index keys, [`join`], [`Cache::join_early`] |
-//! | filling | [`Cache::open`], [`Cache::open_shared`] | those of a parked one but [`resume`]; [`park`], [`join`] |
+//! | arriving | [`Cache::arrive`] | those of a parked one but [`resume`]; index keys, [`join`], [`join_early`] |
+//! | filling | [`Cache::open`], [`Cache::open_shared`] | those of an arriving one but index keys; [`park`] |
 //! | joining | a [`join`] that leaves rows to gather (its limit, or the device refused) | [`join_more`], to the end |
-//! | warming | [`Cache::join_early`] | [`append`], [`append_in_place`], index keys, [`Cache::warm_layer`] to the last |
+//! | warming | [`join_early`] | [`append`], [`append_in_place`], index keys, [`Cache::warm_layer`] to the last |
 //! | running | joins, [`resume`], fork, `truncate` | steps, [`resize`], [`truncate`], [`publish`], [`park`], fork |
 //! | parked | [`park`] | [`append`], [`append_in_place`], [`extend`], [`truncate`], [`resume`] |
 //! | truncating | a `truncate` that the device refused half-way | [`truncate`] |
@@ -20,6 +20,7 @@
 //! [`resume`]: Cache::resume
 //! [`append_in_place`]: Cache::append_in_place
 //! [`join`]: Cache::join
+//! [`join_early`]: Cache::join_early
 //! [`join_more`]: Cache::join_more
 //! [`truncate`]: Cache::truncate
 //! [`publish`]: Cache::publish

@@ -172,8 +172,8 @@ impl Rig {
         }
     }
 
-    /// Lets work end before the host looks at what it did. A watched device runs work at once, and must not learn that the
-    /// host has seen the end.
+    /// Lets work end before the host looks at what it did. A watched device runs work at once, and must not learn that
+    /// the host has seen the end.
     fn look(&self) {
         if self.watch.is_none() {
             self.sync();

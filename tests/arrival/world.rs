@@ -440,7 +440,7 @@ fn random_arrivals_keep_their_rows_and_keys_and_leak_nothing() {
     let soak = std::env::var("FOREBAY_SOAK").is_ok_and(|value| value == "1");
     let seeds = if soak { 5_000 } else { tried(90).into() };
     assert_eq!(broken(Receiver::Right, 0..seeds, &mut met), 0);
-    assert!(met.iter().all(|met| *met > 20), "{met:?}");
+    assert!(met.iter().all(|met| *met > 5), "{met:?}");
 }
 
 #[test]
