@@ -6,7 +6,7 @@
 //!
 //! - `admitted` changes with `extend` and, while the prompt is not complete, with `truncate`; its slots with `resize`.
 //! - The resources in `owned` are freed when the last work that names them has ended.
-//! - The counts in `filled` and `keys` change with the prompt, and `shared` when the prompt becomes shorter.
+//! - The counts in `filled` and `keys` change with the prompt, and `shared` when the sequence becomes shorter.
 //! - The counts in `rows` change with each step and with each retirement.
 //! - `steps` and `work` record which work may still run: that of steps, and that of other calls.
 

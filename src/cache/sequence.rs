@@ -278,6 +278,8 @@ impl Cache {
         (record.state, record.work.unsettled) = (State::Truncating, Some(stream));
         (record.rows.committed, record.rows.stored) = (committed.min(length), record.rows.stored.min(length));
         record.rows.landed = if length < committed { 0 } else { landed };
+        // Rows that come later go to pages of its own: from `length` on it shares none.
+        record.shared = record.shared.min(length);
         // An earlier truncation that the device refused may not have made its copies.
         let copies = if again { &self.records[index].owned.copied[..] } else { copy.as_slice() };
         copies.iter().try_for_each(|copy| self.copy_page(*copy, stream))?;

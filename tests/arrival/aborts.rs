@@ -2,7 +2,7 @@
 
 use crate::rig::{KEYED, LAYERS, Own, PAGE, Rig, asks, config, key, row};
 use forebay::{
-    Accepted, BatchRow, BringUp, Config, Kind, Layer, MicroBatch, Open, Sequence, WarmUp, Withheld,
+    Accepted, BatchRow, BringUp, Config, Kind, Layer, MicroBatch, Open, Sequence, Tokens, WarmUp, Withheld,
 };
 
 /// How a receiver ends a sequence that a writer from afar fills.
@@ -288,4 +288,43 @@ fn an_id_of_no_abort_releases_nothing() {
     // Ids are not used again.
     let third = tell(&mut rig, 10);
     assert!(!ids.contains(&third));
+}
+
+#[test]
+fn pages_that_a_sequence_got_in_place_of_shared_ones_are_withheld() {
+    let mut rig = Rig::new(Config { arriving: 8, ..config() });
+    let ids: Vec<u32> = (0..40).collect();
+    let (first, _) = rig.arrive_shared(1, &asks(40, 0), &ids);
+    rig.fill(&first, 0..40);
+    let _ticket = rig.cache.join(first.handle, rig.main, WarmUp::default()).unwrap();
+    rig.sync();
+    rig.cache.publish(first.handle, 0, Tokens::new(&ids)).unwrap();
+    let (own, shared) = rig.arrive_shared(1, &asks(40, 0), &ids);
+    assert_eq!(shared, 32);
+    rig.fill(&own, 32..40);
+    let _ticket = rig.cache.join(own.handle, rig.main, WarmUp::default()).unwrap();
+    rig.sync();
+    // It keeps 5 tokens, and what comes behind them goes to fresh pages.
+    let _ticket = rig.cache.truncate(own.handle, 5, rig.main).unwrap();
+    rig.sync();
+    rig.cache.park(own.handle, 0, rig.main).unwrap();
+    rig.cache.extend(own.handle, 40, 0).unwrap();
+    let pages = rig.pages(&own);
+    assert!(rig.pages(&first).iter().all(|page| !pages.contains(page)));
+    let withheld = rig.cache.abort(own.handle, rig.main).unwrap();
+    rig.sync();
+    assert_eq!(rig.cache.reap(rig.main).unwrap(), 0);
+    let mut tenants = Vec::new();
+    while let Ok(handle) = rig.cache.arrive(&asks(40, 0)) {
+        tenants.push(Own { handle, tag: 10 + tenants.len() as u32 });
+    }
+    for tenant in &tenants {
+        rig.fill(tenant, 0..40);
+    }
+    assert!(tenants.len() == 6 && rig.cache.stats().free_host_pages < 3);
+    write_all(&rig, &pages, 9);
+    for tenant in tenants.iter().chain([&first]) {
+        rig.check(tenant, 40);
+    }
+    assert_eq!(rig.cache.release(withheld).unwrap(), 3);
 }
