@@ -29,7 +29,9 @@ use crate::ids::Sequence;
 impl Cache {
     /// Ends a sequence in any state, to whose pages others may still write. The handle is closed at once, and lane and
     /// slots come back as after [`Cache::close`]. The pages stay withheld, and no sequence gets them, until
-    /// [`Cache::release`]. `stream` is as for [`Cache::close`].
+    /// [`Cache::release`]. `stream` is as for [`Cache::close`]. If work of the sequence is in flight, what it holds but
+    /// the pages is free in the retire of its last step, or in the first [`Cache::reap`] after the work has ended. Until
+    /// then an arriving sequence counts as one of [`Config::arriving`](crate::Config::arriving).
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::OutOfMemory`] without memory for the list of pages; the device's errors for a sequence
@@ -43,8 +45,9 @@ impl Cache {
         let pages = Pages::from(table, first)?;
         self.withheld.reserve()?;
         if filled {
-            // The engine may still be writing to its pages.
+            // As in a close.
             self.take_over(index, stream)?;
+            self.settle(index, stream)?;
         }
         pages.host.iter().try_for_each(|page| self.total.pages.share(*page))?;
         pages.index.iter().try_for_each(|page| self.index.pages.share(*page))?;
@@ -56,8 +59,9 @@ impl Cache {
         Ok(id)
     }
 
-    /// Releases the pages of an aborted sequence: no writer reaches them any more. They are free at once, or when the
-    /// sequence's own work has ended. Returns how many are free.
+    /// Releases the pages of an aborted sequence: no writer reaches them any more. They are free at once, or
+    /// if the sequence's own work has not ended, in the [`Cache::reap`] or retire after its end. Returns how many are
+    /// free.
     ///
     /// # Errors
     /// [`Kind::Closed`] for pages that were released before. An error changes nothing.

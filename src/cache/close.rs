@@ -22,8 +22,9 @@ impl Cache {
     pub fn close(&mut self, sequence: Sequence, stream: Stream) -> Result<()> {
         let index = sequence.index as usize;
         if self.record(sequence)?.is_filled() {
-            // The engine may still be writing index keys to its pages.
+            // The engine may still be writing index keys to its pages. Its slots do not wait for that.
             self.take_over(index, stream)?;
+            self.settle(index, stream)?;
         }
         self.records[index].state = State::Closing;
         self.hear();

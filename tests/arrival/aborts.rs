@@ -248,6 +248,8 @@ fn pages_that_are_released_while_a_copy_to_them_waits_stay_until_it_has_run() {
             rig.cache.close(other, rig.main).unwrap();
         }
         drop(held);
+        rig.sync();
+        assert_eq!(rig.cache.reap(rig.main).unwrap(), 0, "one reap is enough");
         rig.check_free(&start);
     }
 }

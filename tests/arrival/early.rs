@@ -301,3 +301,35 @@ fn a_warm_up_of_one_group_has_its_selections_alone() {
         enqueue(right).unwrap();
     }
 }
+
+#[test]
+fn slots_and_promise_of_an_early_join_that_ends_do_not_wait_for_the_device() {
+    let config = Config { share: Some(Share::default()), ..config() };
+    for aborts in [false, true] {
+        let mut rig = Rig::threaded(config.clone());
+        if !rig.memory.runs_by_itself() {
+            return;
+        }
+        let start = rig.cache.stats();
+        let all = Open { budget: Budget::Slots(256), ..asks(180, 20) };
+        let held = [rig.memory.hold(rig.main), rig.memory.hold(rig.side)];
+        let own = Own { handle: rig.cache.arrive(&open(BringUp::Whole, 80)).unwrap(), tag: 1 };
+        let _ticket = rig.cache.join_early(own.handle, rig.main).unwrap();
+        bring(&mut rig, &own, 0);
+        let _ticket = rig.cache.warm_layer(own.handle, Layer(0), WarmUp::default(), rig.side).unwrap();
+        let promised = rig.cache.open(&all).unwrap_err();
+        assert_eq!((promised.kind(), promised.place()), (Kind::Exhausted, "slot blocks"));
+        let withheld = match aborts {
+            true => Some(rig.cache.abort(own.handle, rig.main).unwrap()),
+            false => rig.cache.close(own.handle, rig.main).map(|()| None).unwrap(),
+        };
+        assert_eq!(rig.cache.stats().slots_in_use, 0);
+        let next = rig.cache.open(&all).unwrap();
+        assert_eq!(rig.cache.reap(rig.main).unwrap(), 1, "its work is in flight");
+        drop(held);
+        rig.sync();
+        rig.cache.close(next, rig.main).unwrap();
+        withheld.into_iter().for_each(|withheld| drop(rig.cache.release(withheld).unwrap()));
+        rig.check_free(&start);
+    }
+}
