@@ -24,8 +24,8 @@ pub struct Stats {
     pub free_lanes: u32,
     /// Gauge: parked sequences.
     pub parked: u32,
-    /// Gauge: arriving sequences. Those that have ended count no more, but their records are free for others only
-    /// when their work has ended.
+    /// Gauge: arriving sequences, of at most [`Config::arriving`](crate::Config::arriving). One that has ended counts
+    /// until its work has ended.
     pub arriving: u32,
     /// Gauge: pages (of rows and of index keys) that are withheld after an abort
     /// ([`Cache::abort`](crate::Cache::abort)).

@@ -47,7 +47,7 @@ impl Cache {
         if filled {
             // As in a close.
             self.take_over(index, stream)?;
-            self.settle(index, stream)?;
+            let _ticket = self.settle(index, stream)?;
         }
         pages.host.iter().try_for_each(|page| self.total.pages.share(*page))?;
         pages.index.iter().try_for_each(|page| self.index.pages.share(*page))?;

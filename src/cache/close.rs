@@ -24,7 +24,7 @@ impl Cache {
         if self.record(sequence)?.is_filled() {
             // The engine may still be writing index keys to its pages. Its slots do not wait for that.
             self.take_over(index, stream)?;
-            self.settle(index, stream)?;
+            let _ticket = self.settle(index, stream)?;
         }
         self.records[index].state = State::Closing;
         self.hear();

@@ -341,7 +341,7 @@ impl Cache {
             slots_in_use: self.sparse.slots().in_use(),
             free_lanes: self.sparse.slots().free_lanes(),
             parked: self.records.iter().filter(|r| r.state == State::Parked).count() as u32,
-            arriving: self.records.iter().filter(|r| r.state == State::Arriving).count() as u32,
+            arriving: self.records.iter().filter(|r| r.is_arrival()).count() as u32,
             withheld_pages: self.withheld.pages(),
             ..self.stats
         }
