@@ -38,7 +38,8 @@ impl Cache {
     /// [`Kind::Closed`]; [`Kind::InvalidState`] if the sequence has already joined, or is parked; [`Kind::Exhausted`]
     /// and [`Kind::Busy`] as in [`Cache::join`]; [`Kind::DeviceFailed`] if a copy of its index keys failed. These
     /// errors change nothing. If the device refuses the call half-way, it has its lane; try again on any stream, or
-    /// call [`Cache::join`] when it is complete.
+    /// call [`Cache::join`] when it is complete. After a join that was refused half-way it has the slots of that join,
+    /// with shared budgets also those beyond its promise.
     pub fn join_early(&mut self, sequence: Sequence, stream: Stream) -> Result<Ticket> {
         let record = self.record(sequence)?;
         record.check_state(&[State::Filling, State::Arriving], "join early")?;
@@ -50,7 +51,8 @@ impl Cache {
         let record = self.record_mut(sequence)?;
         record.work.warmed = vec![Warmed::Cold; layers];
         record.state = State::Warming;
-        record.has_prompt();
+        // A share counts what it will have. Its rows are not there yet.
+        record.rows.upper = record.admitted.prompt;
         Ok(ticket)
     }
 
@@ -96,6 +98,7 @@ impl Cache {
         self.note_warmed(index, number, Warmed::Gathered);
         let record = &mut self.records[index];
         if record.work.warmed.iter().all(|warmed| *warmed == Warmed::Gathered) {
+            record.has_prompt();
             record.run();
         }
         Ok(ticket)

@@ -56,12 +56,15 @@ fn early(rig: &mut Rig, open: &Open, order: [u32; 3], warms: bool) -> Own {
     assert!(joined.slots_in_use > 0);
     for (number, layer) in (0..).zip(order) {
         assert!(!rig.cache.is_running(own.handle).unwrap());
+        let length = rig.cache.length(own.handle).unwrap();
+        assert_eq!((length.committed, length.filled), (0, 0), "some layer has no row");
         bring(rig, &own, layer);
         let warm = layer_warm(rig, layer, warms);
         let stream = if number % 2 == 0 { rig.side } else { rig.main };
         let _ticket = rig.cache.warm_layer(own.handle, Layer(layer), warm, stream).unwrap();
     }
     assert!(rig.cache.is_running(own.handle).unwrap());
+    assert_eq!(rig.cache.length(own.handle).unwrap().committed, PROMPT);
     own
 }
 
