@@ -25,7 +25,7 @@ mod rig;
 mod world;
 
 use forebay::{Budget, Config, Kind, Layer, Open, Share, Slots, Tokens, WarmUp};
-use rig::{LAYERS, PAGE, Rig, asks, config, row};
+use rig::{KEYED, LAYERS, PAGE, Rig, asks, config, row};
 
 #[test]
 fn an_arriving_sequence_has_pages_and_takes_lane_and_slots_when_it_joins() {
@@ -61,12 +61,15 @@ fn an_arriving_sequence_has_pages_and_takes_lane_and_slots_when_it_joins() {
         assert_eq!(joined.free_host_pages, arriving.free_host_pages, "it had its pages");
         rig.step(&own, 40, 0, &[0, 17, 39]);
         rig.check(&own, 40);
-        // It is as any other: it parks, resumes, and its next turn comes by the engine's own prefill.
+        // Its next turn comes by the engine's own prefill, which declares its keys.
         rig.cache.park(own.handle, 1, rig.main).unwrap();
         rig.cache.extend(own.handle, 45, 5).unwrap();
         for layer in 0..LAYERS {
             let rows: Vec<u8> = (41..45).flat_map(|position| row(own.tag, layer, position)).collect();
             rig.cache.append(own.handle, Layer(layer), &rows).unwrap();
+        }
+        for layer in KEYED {
+            rig.cache.index_keys_in_place(own.handle, Layer(layer), 4).unwrap();
         }
         let _ticket = rig.cache.resume(own.handle, rig.main, 0).unwrap();
         rig.step(&own, 45, 0, &[0, 40, 44]);

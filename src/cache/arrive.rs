@@ -15,8 +15,9 @@
 //! **Index keys are counted.** A join is refused while a layer lacks keys: an indexer that scores what an earlier
 //! sequence left in the pages selects nonsense, and no row shows it. Keys that come to device pages without a copy of
 //! this module are declared ([`Cache::index_keys_in_place`]). Keys may be placed again, but not behind a gap, so that a
-//! count says which are there. A sequence that was opened for an engine's own prefill counts none: the engine's kernels
-//! write its keys.
+//! count says which are there. The next turn of a conversation comes to a parked sequence in the same way. A sequence
+//! that was opened for an engine's own prefill counts no keys, nor does a fork: the engine's kernels write them. If they
+//! write those of a turn of a sequence that arrived, the engine declares them.
 //!
 //! **Order.** A page that is free has no work in flight, because pages are given back only when the host has seen the
 //! end of what names them. So a copy of keys is ordered after the sequence's own earlier copies alone, and the join
@@ -42,7 +43,7 @@ use crate::sequence::Tokens;
 struct Keys {
     group: usize,
     /// In bytes of the sequence's keys, where they begin.
-    first: u64,
+    at: u64,
     /// Keys of the prompt that are in place afterwards.
     placed: u32,
 }
@@ -105,10 +106,11 @@ impl Cache {
         Ok(self.record(sequence)?.state == State::Arriving)
     }
 
-    /// Copies index keys of a layer to the pages of an arriving sequence, on `stream`. `keys` holds the keys of the
-    /// tokens from `first` on, packed: `[n][key bytes]`. It is memory that the device reaches, and stays as it is until
-    /// the ticket is Done. Tokens whose keys are in place may be placed again; `first` may not be beyond them, nor in
-    /// pages that the sequence shares. The last page may be given whole, with what is behind the prompt.
+    /// Copies index keys of a layer to the pages of a sequence that arrives, or that arrived and is parked, on `stream`.
+    /// `keys` holds the keys of the tokens from `first` on, packed: `[n][key bytes]`. It is memory that the device
+    /// reaches, and stays as it is until the ticket is Done. Tokens whose keys are in place may be placed again, but not
+    /// those that the sequence shares or had when it was parked; `first` may not be beyond those in place. The last page
+    /// may be given whole, with what is behind the prompt.
     ///
     /// Where the engine's pages are not `[page tokens][key bytes]` inside, such as with all scales behind all keys,
     /// pass whole pages, and a `first` that begins one. The call copies bytes and knows nothing of what they are.
@@ -116,11 +118,13 @@ impl Cache {
     /// It is one copy for each run of pages that follow each other in the pool. The join waits for it.
     ///
     /// # Errors
-    /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not arriving; [`Kind::OutOfRange`] for a layer
-    /// without index keys of its own ([`Cache::index_keys`]), for bytes that are not whole keys, for keys beyond the
-    /// last page of the prompt, for another `first`, and for memory of another device or that does not begin at a
-    /// multiple of 4. These errors change nothing. If the device refuses a copy, some may have been enqueued, and none
-    /// of the call's keys count: place them again, on any stream.
+    /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that did not arrive, or that has joined and is not
+    /// parked; [`Kind::OutOfRange`] for a layer without index keys of its own ([`Cache::index_keys`]), for bytes that
+    /// are not whole keys, for keys beyond the last page of the prompt, for another `first`, and for memory of another
+    /// device or that does not begin at a multiple of 4; [`Kind::DeviceFailed`] if an earlier copy failed. These errors
+    /// change nothing. If the device refuses the call half-way, some keys may be copied. Then those from `first` on
+    /// count no more: place them again, on any stream. The memory of the refused call stays in use until a later ticket
+    /// of the sequence is Done.
     pub fn place_index_keys(
         &mut self,
         sequence: Sequence,
@@ -130,11 +134,13 @@ impl Cache {
         stream: Stream,
     ) -> Result<Ticket> {
         let to = self.index_keys(layer)?;
-        let Keys { group, first, placed } = self.keys_to_place(sequence, layer, first, &keys)?;
+        let Keys { group, at, placed } = self.keys_to_place(sequence, layer, first, &keys)?;
         let index = sequence.index as usize;
         self.take_over(index, stream)?;
+        // Until all copies are enqueued, some of these keys may be the former ones and some the new ones.
+        self.count_keys(index, group, first);
         let table = &self.records[index].owned.table.index;
-        for (from, at, bytes) in self.index.copies(table, first, keys.bytes()) {
+        for (from, at, bytes) in self.index.copies(table, at, keys.bytes()) {
             self.device.copy(stream, keys.part(from, bytes)?, to.part(at, bytes)?)?;
         }
         let ticket = self.settle(index, stream)?;
@@ -142,7 +148,7 @@ impl Cache {
         Ok(ticket)
     }
 
-    /// Declares that the index keys of `count` more tokens of a layer are in place in the pages of an arriving sequence
+    /// Declares that the index keys of `count` more tokens of a layer are in place in the pages of such a sequence
     /// ([`Cache::index_keys`]). A transfer or a kernel of the engine wrote them there, and the stream that joins the
     /// sequence is ordered after that.
     ///
@@ -150,7 +156,7 @@ impl Cache {
     /// As [`Cache::place_index_keys`], for keys beyond the prompt. An error changes nothing.
     pub fn index_keys_in_place(&mut self, sequence: Sequence, layer: Layer, count: u32) -> Result<()> {
         self.index_keys(layer)?;
-        let (group, record) = (self.geometry.group_of(layer.index()), self.arriving(sequence)?);
+        let (group, record) = (self.geometry.group_of(layer.index()), self.counted(sequence)?);
         let placed = record.keys.get(group).copied().unwrap_or(0);
         let prompt = record.admitted.prompt;
         if count > prompt - placed {
@@ -162,7 +168,7 @@ impl Cache {
 
     /// Checks a call that places keys.
     fn keys_to_place(&self, sequence: Sequence, layer: Layer, first: u32, keys: &Slice) -> Result<Keys> {
-        let (group, record) = (self.geometry.group_of(layer.index()), self.arriving(sequence)?);
+        let (group, record) = (self.geometry.group_of(layer.index()), self.counted(sequence)?);
         let wrong = |place| Error::new(Kind::OutOfRange, "place index keys").at(place);
         let key_bytes = u64::from(self.geometry.shape().index_key_bytes);
         let (count, bytes) = (keys.bytes() / key_bytes, keys.bytes());
@@ -173,32 +179,39 @@ impl Cache {
             return Err(wrong("memory of the keys").with("bytes", bytes));
         }
         let placed = record.keys.get(group).copied().unwrap_or(0);
-        if first > placed || first < record.shared {
+        // Others may share the pages of tokens that it had when it was parked.
+        let fixed = record.shared.max(record.rows.committed);
+        if first > placed || first < fixed {
             return Err(wrong("the first token")
                 .with("first", first)
-                .with("shared", record.shared)
+                .with("least", fixed)
                 .with("placed", placed)
-                .hint("begin behind the shared tokens, and leave no gap behind those in place"));
+                .hint("leave no gap behind the keys in place, and place those of shared or decoded tokens no more"));
         }
         let prompt = record.admitted.prompt;
         let end = u64::from(prompt).next_multiple_of(self.geometry.page_tokens().into());
         if count > end - u64::from(first) {
             return Err(beyond("index keys beyond the last page of the prompt", count, first, prompt));
         }
+        // Keys after a failed copy must not look done.
+        record.check_ticket("place index keys")?;
         let behind = (u64::from(first) + count).min(prompt.into()) as u32;
-        Ok(Keys { group, first: u64::from(first) * key_bytes, placed: placed.max(behind) })
+        Ok(Keys { group, at: u64::from(first) * key_bytes, placed: placed.max(behind) })
     }
 
     fn count_keys(&mut self, index: usize, group: usize, placed: u32) {
         self.records[index].keys.get_mut(group).into_iter().for_each(|keys| *keys = placed);
     }
 
-    /// The record of a sequence that index keys are placed for: it arrives, joined early, or its join was refused
-    /// half-way.
-    fn arriving(&self, sequence: Sequence) -> Result<&Record> {
+    /// The record of a sequence whose index keys are counted, and may come now.
+    fn counted(&self, sequence: Sequence) -> Result<&Record> {
         let record = self.record(sequence)?;
-        let counted: &[State] = if record.keys.is_empty() { &[] } else { &State::FILLED };
-        record.check_state(counted, "place index keys")?;
+        if record.keys.is_empty() {
+            return Err(Error::new(Kind::InvalidState, "place index keys")
+                .at("the index keys of the sequence are not counted")
+                .hint("it did not arrive: the engine's own kernels write its keys"));
+        }
+        record.check_state(&State::FILLED, "place index keys")?;
         Ok(record)
     }
 }

@@ -107,6 +107,8 @@ impl Cache {
         let length = record.rows.committed + accepted;
         record.admitted.prompt = length;
         record.filled.fill(length);
+        // Its steps wrote their keys.
+        record.keys.fill(length);
         (record.rows.committed, record.rows.stored) = (length, length);
         (record.rows.landed, record.rows.upper) = (0, length);
         record.steps.micro_batch = None;
@@ -120,12 +122,13 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not parked, or whose prompt is incomplete in a
-    /// layer; [`Kind::Exhausted`] names lanes or slot blocks; [`Kind::Busy`] as in [`Cache::join`]. These errors change
-    /// nothing. If the device refuses the call half-way, the sequence has its lane, and [`Cache::join`] does the rest.
+    /// layer, or its index keys if it arrived; [`Kind::DeviceFailed`] if a copy of such keys failed;
+    /// [`Kind::Exhausted`] names lanes or slot blocks; [`Kind::Busy`] as in [`Cache::join`]. These errors change nothing.
+    /// If the device refuses the call half-way, the sequence has its lane, and [`Cache::join`] does the rest.
     pub fn resume(&mut self, sequence: Sequence, stream: Stream, bytes_a_call: u64) -> Result<Ticket> {
         let record = self.record(sequence)?;
         record.check_state(&[State::Parked], "resume")?;
-        record.check_prompt("resume")?;
+        self.check_complete(record, "resume")?;
         self.take_lane(sequence, Takes::Share, stream)?;
         self.join(sequence, stream, WarmUp { bytes_a_call, ..WarmUp::default() })
     }

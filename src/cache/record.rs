@@ -54,7 +54,7 @@ pub(super) struct Record {
     /// The number of prompt rows appended, for each layer.
     pub(super) filled: Vec<u32>,
     /// The number of the prompt's index keys in place, for each index group. Empty where the cache does not count them:
-    /// if the sequence did not arrive, once it runs, and in a model without index keys.
+    /// if the sequence did not arrive, and in a model without index keys. While it runs they stay behind.
     pub(super) keys: Vec<u32>,
     /// The leading tokens whose pages it shares since it was opened. Nothing may write there.
     pub(super) shared: u32,
@@ -174,7 +174,7 @@ impl Record {
         State::FILLED.contains(&self.state)
     }
 
-    /// Notes that the lane has its whole prompt.
+    /// Notes that every row of its prompt is there, and that the lane has them or gathers them.
     pub(super) fn has_prompt(&mut self) {
         let prompt = self.admitted.prompt;
         (self.rows.committed, self.rows.stored, self.rows.upper) = (prompt, prompt, prompt);
@@ -183,7 +183,6 @@ impl Record {
     /// Notes that it has joined.
     pub(super) fn run(&mut self) {
         self.state = State::Running;
-        self.keys.clear();
         self.work.warmed.clear();
     }
 

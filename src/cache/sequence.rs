@@ -2,7 +2,7 @@
 
 use crate::cache::Cache;
 use crate::cache::budgets::Takes;
-use crate::cache::record::State;
+use crate::cache::record::{Record, State};
 use crate::device::{Join, PoolOp, Slice, Stream, Ticket, Truncate, Warm, WarmGather};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::Geometry;
@@ -102,7 +102,7 @@ impl Cache {
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] while a layer's prompt is incomplete, while a layer's index keys are
-    /// incomplete of a sequence that is arriving, or if the sequence has already joined; [`Kind::Exhausted`] names
+    /// incomplete of a sequence that arrived, or if the sequence has already joined; [`Kind::Exhausted`] names
     /// lanes or slot blocks for a sequence that is arriving; [`Kind::DeviceFailed`] if a copy of its index keys failed;
     /// [`Kind::OutOfRange`] for selections whose size is not `[index groups][steps][k]`; [`Kind::Busy`], with
     /// [`Config::share`](crate::Config::share), while its slots belong to sequences that cannot shrink now: that are in
@@ -112,12 +112,8 @@ impl Cache {
     pub fn join(&mut self, sequence: Sequence, stream: Stream, warm_up: WarmUp) -> Result<Ticket> {
         let record = self.record(sequence)?;
         record.check_state(&[State::Filling, State::Arriving], "join")?;
-        record.check_prompt("join")?;
-        let groups = self.geometry.groups().len();
-        (0..groups)
-            .try_for_each(|group| record.check_keys("join", group, self.geometry.members(group).start))?;
-        record.check_ticket("join")?;
-        self.check_selections("join", &warm_up, groups)?;
+        self.check_complete(record, "join")?;
+        self.check_selections("join", &warm_up, self.geometry.groups().len())?;
         let lane = self.enter_lane(sequence, Takes::Share, stream)?;
         let whole = self.record(sequence)?.admitted.bring_up == BringUp::Whole;
         let warm_up = self.warm_up_of(sequence.index as usize, warm_up)?;
@@ -137,6 +133,14 @@ impl Cache {
         record.state = State::Joining;
         record.has_prompt();
         self.gather_next(sequence, stream)
+    }
+
+    /// Checks that a prompt is whole: its rows, the index keys that are counted, and no copy of them failed.
+    pub(super) fn check_complete(&self, record: &Record, operation: &'static str) -> Result<()> {
+        record.check_prompt(operation)?;
+        (0..self.geometry.groups().len())
+            .try_for_each(|group| record.check_keys(operation, group, self.geometry.members(group).start))?;
+        record.check_ticket(operation)
     }
 
     /// Checks the selections of a warm-up of `groups` index groups.

@@ -4,7 +4,7 @@ use crate::rig::{KEY, KEYED, LAYERS, Own, PAGE, Rig, asks, config, key};
 use std::ops::Range;
 
 use forebay::device::Slice;
-use forebay::{Config, Kind, Layer, Open, Sequence, Shape, WarmUp};
+use forebay::{Config, Kind, Layer, Open, Sequence, Shape, Share, WarmUp};
 
 /// A plain generator of numbers.
 pub struct Random(pub u64);
@@ -127,7 +127,7 @@ fn calls_that_place_keys_are_refused_by_name_and_change_nothing() {
     tell(0, 10, foreign, range, "memory of the keys");
     // Layer 2 has the selection of layer 1, and no keys.
     let error = rig.cache.place_index_keys(own.handle, Layer(2), 0, one, rig.main).unwrap_err();
-    assert_eq!((error.kind(), error.number("selected by")), (range, error.number("selected by")), "{error}");
+    assert_eq!((error.kind(), error.number("selects for it")), (range, Some(1)), "{error}");
     let error = rig.cache.index_keys_in_place(own.handle, Layer(0), 31).unwrap_err();
     assert_eq!((error.kind(), error.place()), (range, "index keys beyond the prompt"));
     let error = rig.cache.index_keys_in_place(own.handle, Layer(0), u32::MAX).unwrap_err();
@@ -136,11 +136,11 @@ fn calls_that_place_keys_are_refused_by_name_and_change_nothing() {
     // A sequence whose keys the engine's own kernels write counts none.
     let open = Own { handle: rig.cache.open(&asks(40, 0)).unwrap(), tag: 2 };
     let error = rig.place(&open, 0, 0, 1, rig.main).unwrap_err();
-    assert_eq!(error.kind(), Kind::InvalidState, "{error}");
-    assert_eq!(
-        rig.cache.index_keys_in_place(open.handle, Layer(0), 1).unwrap_err().kind(),
-        Kind::InvalidState
-    );
+    let declared = rig.cache.index_keys_in_place(open.handle, Layer(0), 1).unwrap_err();
+    for error in [error, declared] {
+        assert_eq!(error.kind(), Kind::InvalidState, "{error}");
+        assert_eq!(error.place(), "the index keys of the sequence are not counted");
+    }
     rig.cache.close(own.handle, rig.main).unwrap();
     assert_eq!(rig.place(&own, 0, 10, 1, rig.main).unwrap_err().kind(), Kind::Closed);
 }
@@ -234,4 +234,78 @@ fn what_follows_a_join_follows_the_copies_of_keys_on_every_stream() {
         missed += usize::from(!engine_finds_keys(seed, waits).0);
     }
     assert!(missed > 0, "some order of the copies needs the waits");
+}
+
+#[test]
+fn the_keys_of_every_turn_are_counted() {
+    for (share, moves) in [(None, false), (None, true), (Some(Share::default()), true)] {
+        let mut rig = Rig::new(Config { share, ..config() });
+        let own = rig.arrive(1, 40, 10);
+        rig.fill(&own, 0..40);
+        let _ticket = rig.cache.join(own.handle, rig.main, WarmUp::default()).unwrap();
+        let error = rig.place(&own, 0, 39, 1, rig.main).unwrap_err();
+        assert_eq!((error.kind(), error.place()), (Kind::InvalidState, "the sequence is decoding"));
+        if moves {
+            rig.step(&own, 40, 0, &[0, 39]);
+        }
+        rig.sync();
+        rig.cache.park(own.handle, moves.into(), rig.main).unwrap();
+        let length = 40 + u32::from(moves);
+        rig.cache.extend(own.handle, 60, 10).unwrap();
+        for layer in 0..LAYERS {
+            rig.write_rows(&own, layer, length..60);
+            rig.cache.append_layer_in_place(own.handle, Layer(layer), 60 - length).unwrap();
+        }
+        for layer in KEYED {
+            // A refused resume takes nothing, and leaves it parked.
+            let before = rig.cache.stats();
+            let error = rig.cache.resume(own.handle, rig.main, 0).unwrap_err();
+            assert_eq!((error.kind(), error.number("layer")), (Kind::InvalidState, Some(layer.into())));
+            assert_eq!(error.number("placed"), Some(length.into()));
+            assert_eq!((rig.cache.stats(), rig.cache.is_parked(own.handle).unwrap()), (before, true));
+            // Others may share what it had.
+            let error = rig.place(&own, layer, length - 1, 1, rig.main).unwrap_err();
+            assert_eq!((error.place(), error.number("least")), ("the first token", Some(length.into())));
+            let _ticket = rig.place(&own, layer, length, 5, rig.side).unwrap();
+            let _ticket = rig.place(&own, layer, length + 3, 57 - length, rig.main).unwrap();
+        }
+        let _ticket = rig.cache.resume(own.handle, rig.main, 0).unwrap();
+        rig.step(&own, 60, 0, &[0, length, 59]);
+        rig.check(&own, 61);
+    }
+}
+
+#[test]
+fn keys_of_a_replacement_that_the_device_refuses_count_no_more() {
+    let mut refused = 0;
+    for passing in 0..6 {
+        let mut rig = Rig::new(config());
+        let start = rig.cache.stats();
+        let own = rig.arrive(1, 40, 0);
+        rig.fill(&own, 0..40);
+        rig.faulty.aim(Some(passing));
+        let placed = rig.place(&own, 1, 10, 5, rig.main);
+        let name = rig.faulty.aim(None);
+        let joined = rig.cache.join(own.handle, rig.main, WarmUp::default());
+        match (placed, name) {
+            (Err(_), Some(name)) if name != "wait" => {
+                let error = joined.unwrap_err();
+                assert_eq!((error.number("layer"), error.number("placed")), (Some(1), Some(10)), "{name}");
+                let _ticket = rig.place(&own, 1, 10, 30, rig.side).unwrap();
+                let _ticket = rig.cache.join(own.handle, rig.main, WarmUp::default()).unwrap();
+                refused += 1;
+            }
+            // What was refused before a copy changes nothing.
+            (placed, name) => {
+                assert_eq!(placed.is_err(), name.is_some());
+                drop(joined.unwrap());
+            }
+        }
+        rig.step(&own, 40, 0, &[0, 12, 39]);
+        rig.check(&own, 41);
+        rig.cache.close(own.handle, rig.main).unwrap();
+        rig.check_free(&start);
+    }
+    // The copy, the ticket and the event.
+    assert_eq!(refused, 3);
 }
