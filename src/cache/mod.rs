@@ -267,7 +267,7 @@ impl Cache {
             left: device.event()?,
             places: Places::new(memory, place, config.parked),
             warmed: device.event()?,
-            withheld: WithheldPages::default(),
+            withheld: WithheldPages::new(),
             ready: (0..config.records()).map(|_| device.event()).collect::<Result<_>>()?,
             stepped: (0..config.micro_batches).map(|_| device.event()).collect::<Result<_>>()?,
             schedules: (0..config.micro_batches).map(|_| Schedule::new(&*device)).collect::<Result<_>>()?,

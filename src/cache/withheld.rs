@@ -2,11 +2,16 @@
 
 use crate::error::Result;
 use crate::fallible::{reserve, vector};
+use crate::sync::unique;
 use crate::total::PageTable;
 
-/// The pages of an aborted sequence, until [`Cache::release`](crate::Cache::release).
+/// The pages of an aborted sequence, until [`Cache::release`](crate::Cache::release). No other abort of the process has
+/// the same, in any cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Withheld(u64);
+pub struct Withheld {
+    cache: u32,
+    abort: u64,
+}
 
 /// The pages of one abort: of rows, and as many of index keys.
 #[derive(Debug)]
@@ -30,14 +35,20 @@ impl Pages {
 }
 
 /// The pages of all aborts that were not released.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct WithheldPages {
+    /// Distinguishes its aborts from those of other caches.
+    cache: u32,
     /// Aborts so far. No two have the same number.
     aborts: u64,
     lists: Vec<(Withheld, Pages)>,
 }
 
 impl WithheldPages {
+    pub(super) fn new() -> WithheldPages {
+        WithheldPages { cache: unique(), aborts: 0, lists: Vec::new() }
+    }
+
     /// Makes room for one more abort.
     ///
     /// # Errors
@@ -48,7 +59,7 @@ impl WithheldPages {
 
     /// Adds the pages of an abort.
     pub(super) fn add(&mut self, pages: Pages) -> Withheld {
-        let withheld = Withheld(self.aborts);
+        let withheld = Withheld { cache: self.cache, abort: self.aborts };
         self.aborts += 1;
         self.lists.push((withheld, pages));
         withheld

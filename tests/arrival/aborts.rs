@@ -285,8 +285,13 @@ fn an_id_of_no_abort_releases_nothing() {
     let before = rig.cache.stats();
     assert_eq!(rig.cache.release(ids[0]).unwrap_err().kind(), Kind::Closed);
     assert_eq!(rig.cache.stats(), before);
-    // A cache that has aborted nothing has nothing to release.
+    // Another cache has aborted as often, and its pages are not these.
+    let others = [tell(&mut other, 10), tell(&mut other, 60)];
+    assert!(others.iter().all(|own| !ids.contains(own)));
+    let before = other.cache.stats();
     assert_eq!(other.cache.release(ids[1]).unwrap_err().kind(), Kind::Closed);
+    assert_eq!(other.cache.stats(), before);
+    assert!(other.cache.release(others[1]).unwrap() > 0);
     // Ids are not used again.
     let third = tell(&mut rig, 10);
     assert!(!ids.contains(&third));
