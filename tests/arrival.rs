@@ -25,7 +25,7 @@ mod rig;
 mod world;
 
 use forebay::{Budget, Config, Kind, Layer, Open, Share, Slots, Tokens, WarmUp};
-use rig::{KEYED, LAYERS, PAGE, Rig, asks, config, row};
+use rig::{KEYED, LAYERS, Own, PAGE, Rig, asks, config, row};
 
 #[test]
 fn an_arriving_sequence_has_pages_and_takes_lane_and_slots_when_it_joins() {
@@ -241,4 +241,36 @@ fn a_prompt_grows_and_shrinks_while_it_arrives() {
     rig.cache.close(own.handle, rig.main).unwrap();
     rig.sync();
     rig.check_free(&start);
+}
+
+#[test]
+fn a_prompt_does_not_grow_until_no_pool_could_hold_its_slots() {
+    for parks in [false, true] {
+        let mut rig = Rig::new(Config { slots: Slots::Uniform(128), ..config() });
+        let start = rig.cache.stats();
+        let open = Open { budget: Budget::Ratio(1.0), ..asks(100, 0) };
+        let own = Own { handle: rig.cache.arrive(&open).unwrap(), tag: 1 };
+        rig.fill(&own, 0..100);
+        if parks {
+            let _ticket = rig.cache.join(own.handle, rig.main, WarmUp::default()).unwrap();
+            rig.sync();
+            rig.cache.park(own.handle, 0, rig.main).unwrap();
+        }
+        let before = rig.cache.stats();
+        let error = rig.cache.extend(own.handle, 150, 0).unwrap_err();
+        assert_eq!(
+            (error.kind(), error.place(), error.number("wanted")),
+            (Kind::Exhausted, "slot blocks", Some(3))
+        );
+        assert_eq!(rig.cache.stats(), before);
+        rig.cache.extend(own.handle, 110, 0).unwrap();
+        rig.fill(&own, 100..110);
+        let _ticket = match parks {
+            true => rig.cache.resume(own.handle, rig.main, 0).unwrap(),
+            false => rig.cache.join(own.handle, rig.main, WarmUp::default()).unwrap(),
+        };
+        rig.step(&own, 110, 0, &[0, 109]);
+        rig.cache.close(own.handle, rig.main).unwrap();
+        rig.check_free(&start);
+    }
 }

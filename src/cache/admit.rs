@@ -180,7 +180,7 @@ impl Cache {
         if state != State::Arriving {
             return self.take_slots(admitted);
         }
-        self.check_budget(admitted)?;
+        self.check_budgets(&admitted.budgets(self.config.reach(admitted.tokens)?), "arrive")?;
         Ok((Holding::none(self.geometry.groups().len()), Vec::new()))
     }
 

@@ -31,7 +31,7 @@
 
 use crate::cache::Cache;
 use crate::cache::admit::Open;
-use crate::cache::record::{Admitted, Record, State};
+use crate::cache::record::{Record, State};
 use crate::device::{Slice, Stream, Ticket};
 use crate::error::{Error, Kind, Result};
 use crate::geometry::SLOT_BLOCK;
@@ -82,13 +82,12 @@ impl Cache {
         Ok(())
     }
 
-    /// Checks that the budget of a sequence that arrives could ever be given.
-    pub(super) fn check_budget(&self, admitted: &Admitted) -> Result<()> {
-        let budgets = admitted.budgets(self.config.reach(admitted.tokens)?);
-        for (group, budget) in budgets.into_iter().enumerate() {
+    /// Checks that the budgets of a sequence without slots could ever be given.
+    pub(super) fn check_budgets(&self, budgets: &[u32], operation: &'static str) -> Result<()> {
+        for (group, budget) in budgets.iter().enumerate() {
             let (wanted, most) = (budget.div_ceil(SLOT_BLOCK), self.sparse.slots().blocks(group));
             if wanted > most {
-                return Err(Error::new(Kind::Exhausted, "arrive")
+                return Err(Error::new(Kind::Exhausted, operation)
                     .at("slot blocks")
                     .with("wanted", wanted)
                     .with("free", most)

@@ -27,7 +27,8 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that has joined and is not parked; [`Kind::OutOfRange`]
     /// for a smaller prompt or sum, and for more tokens than the cache was made for; [`Kind::Exhausted`] names the
-    /// pool, with `wanted` and `free`. An error changes nothing.
+    /// pool, with `wanted` and `free`, for an arriving or parked sequence if its slots could never be given. An error
+    /// changes nothing.
     pub fn extend(&mut self, sequence: Sequence, prompt: u32, promised: u32) -> Result<()> {
         let record = self.record(sequence)?;
         record.check_state(&State::PROMPTS, "extend")?;
@@ -47,8 +48,9 @@ impl Cache {
         let asked = self.asked_for(record, tokens)?;
         let budgets: Vec<u32> = asked.iter().map(|slots| (*slots).min(reach)).collect();
         let (index, has_lane) = (sequence.index as usize, record.owned.slots.has_lane());
-        if has_lane {
-            self.check_slots(index, &budgets)?;
+        match has_lane {
+            true => self.check_slots(index, &budgets)?,
+            false => self.check_budgets(&budgets, "extend")?,
         }
         self.extend_pages(index, self.geometry.pages(reach))?;
         // A parked sequence takes its slots when it resumes, an arriving one when it joins.
