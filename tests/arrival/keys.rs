@@ -185,32 +185,36 @@ fn a_model_without_index_keys_needs_none() {
     assert!(rig.cache.is_running(own.handle).unwrap());
 }
 
-/// Keys that are placed on two streams, and a join on one of them. Returns whether the engine, which reads the keys
-/// behind the join on the join's stream, finds them; and the numbers of the waits that the calls enqueued. `without`
-/// are waits that are left out.
-fn engine_finds_keys(seed: u64, without: Range<u64>) -> (bool, Range<u64>) {
+/// Keys that are placed on two streams, first foreign ones and then those of the sequence, and a join on a third one.
+/// Returns whether the engine, which reads the keys behind the join on the join's stream, finds the sequence's; and for
+/// each call, the numbers of the waits that it enqueued. `without` is a wait that is left out.
+fn engine_finds_keys(seed: u64, without: Option<u64>) -> (bool, Vec<Range<u64>>) {
     let mut rig = Rig::clock(config(), seed);
     let clock = rig.clock.clone().unwrap();
+    let third = rig.device.stream().unwrap();
     let own = rig.arrive(1, 40, 0);
+    let foreign = Own { tag: 2, ..own };
     for layer in 0..LAYERS {
         rig.write_rows(&own, layer, 0..40);
         rig.cache.append_layer_in_place(own.handle, Layer(layer), 40).unwrap();
     }
-    clock.without_waits(without);
-    let begin = clock.waits();
-    let _ticket = rig.place(&own, 0, 0, 40, rig.main).unwrap();
-    let _ticket = rig.place(&own, 1, 0, 20, rig.side).unwrap();
-    let _ticket = rig.place(&own, 1, 20, 20, rig.main).unwrap();
-    let _ticket = rig.place(&own, 0, 30, 10, rig.side).unwrap();
-    let _ticket = rig.cache.join(own.handle, rig.main, WarmUp::default()).unwrap();
-    let waits = begin..clock.waits();
+    clock.without_waits(without.map_or(0..0, |wait| wait..wait + 1));
+    let (mut waits, mut begin) = (Vec::new(), clock.waits());
+    let mut note = || waits.push(std::mem::replace(&mut begin, clock.waits())..clock.waits());
+    let (main, side) = (rig.main, rig.side);
+    for (keys, layer, stream) in [(foreign, 0, main), (own, 0, side), (foreign, 1, main), (own, 1, side)] {
+        let _ticket = rig.place(&keys, layer, 0, 40, stream).unwrap();
+        note();
+    }
+    let _ticket = rig.cache.join(own.handle, third, WarmUp::default()).unwrap();
+    note();
     let mut found = true;
     for layer in KEYED {
         let keys = rig.cache.index_keys(Layer(layer)).unwrap();
         let read = rig.device.allocate(keys.bytes()).unwrap();
-        rig.device.copy(rig.main, keys, read).unwrap();
+        rig.device.copy(third, keys, read).unwrap();
         let event = rig.device.event().unwrap();
-        rig.device.record(event, rig.main).unwrap();
+        rig.device.record(event, third).unwrap();
         rig.device.synchronize(event).unwrap();
         let mut bytes = vec![0; read.bytes() as usize];
         rig.memory.read(read, &mut bytes).unwrap();
@@ -226,14 +230,18 @@ fn engine_finds_keys(seed: u64, without: Range<u64>) -> (bool, Range<u64>) {
 
 #[test]
 fn what_follows_a_join_follows_the_copies_of_keys_on_every_stream() {
-    let mut missed = 0;
-    for seed in 0..100 {
-        let (found, waits) = engine_finds_keys(seed, 0..0);
+    let mut missed = [0; 5];
+    for seed in 0..60 {
+        let (found, waits) = engine_finds_keys(seed, None);
         assert!(found, "seed {seed}");
-        // The control: all waits of these calls are left out.
-        missed += usize::from(!engine_finds_keys(seed, waits).0);
+        // The control: each wait of these calls is left out, alone.
+        for (missed, waits) in missed.iter_mut().zip(waits) {
+            *missed += waits.filter(|wait| !engine_finds_keys(seed, Some(*wait)).0).count();
+        }
     }
-    assert!(missed > 0, "some order of the copies needs the waits");
+    // The first copy has none before it. The third is behind the second without a wait: the fourth is on its stream.
+    assert!([1, 3, 4].iter().all(|call| missed[*call] > 0), "{missed:?}");
+    assert_eq!([missed[0], missed[2]], [0, 0]);
 }
 
 #[test]
