@@ -2,7 +2,8 @@
 
 use crate::rig::{KEYED, LAYERS, Own, PAGE, Rig, asks, config, key, row};
 use forebay::{
-    Accepted, BatchRow, BringUp, Config, Kind, Layer, MicroBatch, Open, Sequence, Tokens, WarmUp, Withheld,
+    Accepted, BatchRow, BringUp, Config, Kind, Layer, MicroBatch, Open, Sequence, Step, Tokens, WarmUp,
+    Withheld,
 };
 
 /// How a receiver ends a sequence that a writer from afar fills.
@@ -107,10 +108,13 @@ enum At {
     Open,
     Finished,
     Truncated,
+    /// The device refused the truncate half-way.
+    Truncating,
+    Failed,
     Parked,
 }
 
-const STATES: [At; 10] = [
+const STATES: [At; 12] = [
     At::Arriving,
     At::Partial,
     At::Whole,
@@ -120,6 +124,8 @@ const STATES: [At; 10] = [
     At::Open,
     At::Finished,
     At::Truncated,
+    At::Truncating,
+    At::Failed,
     At::Parked,
 ];
 
@@ -158,25 +164,20 @@ fn abort_at(at: At, mut rig: Rig) {
         let _ticket = rig.cache.join(own.handle, rig.main, warm).unwrap();
         assert_eq!(rig.cache.is_running(own.handle).unwrap(), at != At::Joining);
     }
+    if matches!(at, At::Parked | At::Truncated | At::Truncating | At::Failed) {
+        drop(held);
+        rig.sync();
+        reach(at, &mut rig, own.handle);
+        finish_abort(at, rig, own.handle, None, &start);
+        return;
+    }
     let step = matches!(at, At::Open | At::Finished).then(|| {
-        let batch = BatchRow { sequence: own.handle, accepted: Accepted::Rows(0), query_rows: 1 };
-        let mut step = rig.cache.prepare(MicroBatch(0), 1, &[batch], None, rig.main).unwrap();
-        rig.cache.abandon(&mut step).unwrap();
+        let mut step = abandoned(&mut rig, own.handle);
         if at == At::Finished {
             rig.cache.finish(&mut step, rig.main).unwrap();
         }
         step
     });
-    if at == At::Parked || at == At::Truncated {
-        drop(held);
-        rig.sync();
-        match at {
-            At::Parked => rig.cache.park(own.handle, 0, rig.main).unwrap(),
-            _ => drop(rig.cache.truncate(own.handle, 20, rig.main).unwrap()),
-        }
-        finish_abort(at, rig, own.handle, None, &start);
-        return;
-    }
     let withheld = rig.cache.abort(own.handle, rig.main).unwrap();
     let closed = rig.cache.length(own.handle).unwrap_err();
     assert_eq!(closed.kind(), Kind::Closed, "{at:?}");
@@ -191,6 +192,40 @@ fn abort_at(at: At, mut rig: Rig) {
         drop(held);
     }
     finish_abort(at, rig, own.handle, Some(withheld), &start);
+}
+
+/// A step of the sequence that will fail.
+fn abandoned(rig: &mut Rig, sequence: Sequence) -> Step {
+    let batch = BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
+    let mut step = rig.cache.prepare(MicroBatch(0), 1, &[batch], None, rig.main).unwrap();
+    rig.cache.abandon(&mut step).unwrap();
+    step
+}
+
+/// Brings a running sequence to a state in which no work is in flight.
+fn reach(at: At, rig: &mut Rig, sequence: Sequence) {
+    match at {
+        At::Parked => rig.cache.park(sequence, 0, rig.main).unwrap(),
+        At::Truncated => drop(rig.cache.truncate(sequence, 20, rig.main).unwrap()),
+        At::Truncating => {
+            rig.faulty.aim(Some(1));
+            rig.cache.truncate(sequence, 20, rig.main).unwrap_err();
+            assert_eq!(rig.faulty.aim(None), Some("enqueue"));
+        }
+        _ => {
+            let mut step = abandoned(rig, sequence);
+            rig.cache.finish(&mut step, rig.main).unwrap();
+            rig.sync();
+            assert!(rig.cache.retire(step, rig.main).is_err(), "it was abandoned");
+        }
+    }
+    let place = match at {
+        At::Parked => "the sequence is parked",
+        At::Truncating => "the device refused a truncate half-way",
+        At::Failed => "a step of the sequence failed",
+        _ => "the sequence is decoding",
+    };
+    assert_eq!(rig.cache.join_early(sequence, rig.main).unwrap_err().place(), place, "{at:?}");
 }
 
 /// Aborts if `withheld` is none, and checks that everything but the pages comes back, then the pages too.
