@@ -92,6 +92,7 @@ fn a_sequence_that_joins_early_is_as_one_that_joins_whole() {
                 let open = open(bring_up, slots);
                 let mut one = Rig::new(config.clone());
                 let reference = whole(&mut one, &open, warms);
+                let share = one.cache.budgets(reference.handle).unwrap().to_vec();
                 for (number, mut rig) in rigs(&config).into_iter().enumerate() {
                     let own = early(&mut rig, &open, ORDERS[number % 3], warms);
                     rig.sync();
@@ -101,13 +102,18 @@ fn a_sequence_that_joins_early_is_as_one_that_joins_whole() {
                             let digests = [&one, &rig].map(|rig| rig.cache.digest(own.handle).unwrap());
                             assert_eq!(digests[0], digests[1], "{told:?}");
                         }
-                        // It has what it was promised, and its share once it runs.
+                        // It has what it was promised. Its share is below.
                         Some(_) => assert_eq!(rig.cache.budgets(own.handle).unwrap(), [slots; 2], "{told:?}"),
                     }
                     rig.cache.validate().unwrap();
                     rig.step(&own, PROMPT, 0, &[0, 3, 36, 37, 69]);
                     rig.step(&own, PROMPT, 1, &[70, 5, 6]);
                     rig.check(&own, PROMPT + 2);
+                    if config.share.is_some() {
+                        rig.cache.share_slots(rig.main).unwrap();
+                        let got = rig.cache.budgets(own.handle).unwrap();
+                        assert!(got == share && share[0] > slots, "{told:?}: its share, once it runs");
+                    }
                 }
                 one.step(&reference, PROMPT, 0, &[0, 3, 36, 37, 69]);
             }
