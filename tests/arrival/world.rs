@@ -14,7 +14,7 @@ use crate::keys::Random;
 use crate::rig::{KEYED, LAYERS, Own, PAGE, Rig, asks, config, key, row};
 use forebay::check::watch::Watch;
 use forebay::device::Stream;
-use forebay::{Config, Kind, Layer, Share, WarmUp, Withheld};
+use forebay::{Cache, Config, Kind, Layer, Result, Share, WarmUp, Withheld};
 
 /// A receiver that does it wrong, as a control.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,6 +73,8 @@ struct Ended {
 struct World {
     rig: Rig,
     random: Random,
+    /// Whether calls come while work is in flight. Else all work ends before each call that takes something.
+    hurries: bool,
     receiver: Receiver,
     config: Config,
     live: Vec<Model>,
@@ -82,7 +84,7 @@ struct World {
     met: [u32; KINDS],
 }
 
-const KINDS: usize = 11;
+const KINDS: usize = 12;
 const ARRIVED: usize = 0;
 const NO_ROOM: usize = 1;
 const JOINED: usize = 2;
@@ -94,6 +96,7 @@ const RELEASED: usize = 7;
 const JOINED_EARLY: usize = 8;
 const WARMED: usize = 9;
 const WARM_REFUSED: usize = 10;
+const WAITED: usize = 11;
 
 fn pages_of(tokens: u32) -> u32 {
     // Two query rows in each of two steps in flight.
@@ -104,7 +107,17 @@ impl World {
     fn new(rig: Rig, seed: u64, receiver: Receiver) -> World {
         let config = rig.cache.config().clone();
         let random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 77);
-        World { rig, random, receiver, config, live: Vec::new(), ended: Vec::new(), tags: 0, met: [0; KINDS] }
+        World {
+            hurries: rig.watch.is_none() && seed % 4 < 2,
+            rig,
+            random,
+            receiver,
+            config,
+            live: Vec::new(),
+            ended: Vec::new(),
+            tags: 0,
+            met: [0; KINDS],
+        }
     }
 
     fn taken(&self) -> u32 {
@@ -113,16 +126,41 @@ impl World {
         live + ended.map(|ended| ended.pages.len() as u32).sum::<u32>()
     }
 
-    /// Frees all that has ended. On a watched device, on which work runs at once, the host learns of no end by this.
-    fn free(&mut self) {
-        match self.rig.watch {
-            Some(_) => assert_eq!(self.rig.cache.reap(self.rig.main).unwrap(), 0),
-            None => self.settle(),
+    /// Makes a call that takes what others may still hold. The world that hurries lets work end only if the call is
+    /// refused for want of something, and then makes it again. A refusal changes no count.
+    fn take<T>(&mut self, call: impl Fn(&mut Cache) -> Result<T>) -> Result<T> {
+        if !self.hurries {
+            self.settle();
         }
+        let mut told = self.told(&call);
+        if self.hurries && told.as_ref().is_err_and(|e| matches!(e.kind(), Kind::Exhausted | Kind::Busy)) {
+            self.met[WAITED] += 1;
+            self.settle();
+            told = self.told(&call);
+        }
+        told
     }
 
-    /// Lets all work end and all that has ended be freed.
+    fn told<T>(&mut self, call: impl Fn(&mut Cache) -> Result<T>) -> Result<T> {
+        let before = self.rig.cache.stats();
+        let told = call(&mut self.rig.cache);
+        if told.is_err() {
+            assert_eq!(self.rig.cache.stats(), before);
+        }
+        told
+    }
+
+    /// Lets all work end and all that has ended be freed. On a watched device, on which work runs at once, the host
+    /// learns of no end by this.
     fn settle(&mut self) {
+        if self.rig.watch.is_some() {
+            assert_eq!(self.rig.cache.reap(self.rig.main).unwrap(), 0);
+            return;
+        }
+        self.end_work();
+    }
+
+    fn end_work(&mut self) {
         for _ in 0..3 {
             self.rig.sync();
             self.rig.cache.reap(self.rig.main).unwrap();
@@ -138,13 +176,15 @@ impl World {
     fn arrive(&mut self) {
         let (prompt, promised) = (1 + self.random.below(90), self.random.below(20));
         let arriving = self.live.iter().filter(|model| model.is_arriving()).count() as u32;
-        self.settle();
+        if self.rig.watch.is_some() {
+            self.end_work();
+        }
         let room = self.config.host_pages - self.taken();
         let expected = match () {
             () if arriving == self.config.arriving => Some("arriving sequences"),
             () => (pages_of(prompt + promised) > room).then_some("host pages"),
         };
-        match (self.rig.cache.arrive(&asks(prompt, promised)), expected) {
+        match (self.take(|cache| cache.arrive(&asks(prompt, promised))), expected) {
             (Ok(handle), None) => {
                 self.tags += 1;
                 let own = Own { handle, tag: self.tags % 250 + 1 };
@@ -214,9 +254,8 @@ impl World {
 
     fn join_early(&mut self) {
         let Some(at) = self.pick(Model::is_arriving) else { return };
-        self.free();
-        let (lane, stream) = (self.has_lane(), self.stream());
-        let joined = self.rig.cache.join_early(self.live[at].own.handle, stream);
+        let (lane, stream, handle) = (self.has_lane(), self.stream(), self.live[at].own.handle);
+        let joined = self.take(|cache| cache.join_early(handle, stream));
         assert_eq!(joined.is_ok(), lane, "{joined:?}");
         self.live[at].lane = lane;
         self.met[JOINED_EARLY] += u32::from(lane);
@@ -251,22 +290,20 @@ impl World {
         if self.random.below(3) > 0 {
             self.complete(at);
         }
-        self.free();
         let model = &self.live[at];
         let whole = model.rows.iter().chain(&model.keys).all(|count| *count == model.prompt);
         let expected = match () {
             () if !whole => Some(Kind::InvalidState),
             () => (!self.has_lane()).then_some(Kind::Exhausted),
         };
-        let (before, stream) = (self.rig.cache.stats(), self.stream());
-        let model = &self.live[at];
-        match (self.rig.cache.join(model.own.handle, stream, WarmUp::default()), expected) {
+        let (handle, stream) = (self.live[at].own.handle, self.stream());
+        match (self.take(|cache| cache.join(handle, stream, WarmUp::default())), expected) {
             (Ok(_), None) => {
                 (self.live[at].joined, self.live[at].lane) = (Some(self.live[at].prompt), true);
                 self.met[JOINED] += 1;
             }
             (Err(error), Some(kind)) => {
-                assert_eq!((error.kind(), self.rig.cache.stats()), (kind, before), "{error}");
+                assert_eq!(error.kind(), kind, "{error}");
                 self.met[JOIN_REFUSED] += 1;
             }
             (result, expected) => panic!("{result:?}, not {expected:?}"),
@@ -289,16 +326,15 @@ impl World {
     fn park(&mut self) {
         let parked = self.live.iter().any(Model::is_parked);
         let Some(at) = self.pick(if parked { Model::is_parked } else { Model::runs }) else { return };
-        self.free();
-        let handle = self.live[at].own.handle;
+        let (handle, main) = (self.live[at].own.handle, self.rig.main);
         if parked {
             let lane = self.has_lane();
-            let resumed = self.rig.cache.resume(handle, self.rig.main, 0);
+            let resumed = self.take(|cache| cache.resume(handle, main, 0));
             assert_eq!(resumed.is_ok(), lane, "{resumed:?}");
             self.live[at].lane = lane;
         } else {
             let landed = self.rig.cache.length(handle).unwrap().landed;
-            self.rig.cache.park(handle, landed, self.rig.main).unwrap();
+            self.take(|cache| cache.park(handle, landed, main)).unwrap();
             self.live[at].lane = false;
         }
     }
@@ -357,7 +393,7 @@ impl World {
 
     /// Whether every sequence has its own rows and keys alone.
     fn is_whole(&mut self) -> bool {
-        self.settle();
+        self.end_work();
         self.rig.cache.validate().unwrap();
         let stats = self.rig.cache.stats();
         assert_eq!(stats.free_host_pages, self.config.host_pages - self.taken());
@@ -388,7 +424,7 @@ impl World {
                 20 => self.join_early(),
                 _ => self.warm(),
             }
-            let often = if self.rig.watch.is_some() { 50 } else { 7 };
+            let often = if self.rig.watch.is_some() || self.hurries { 50 } else { 7 };
             if operation % often == 0 && !self.is_whole() {
                 return false;
             }
