@@ -10,7 +10,8 @@
 //! | [`Cache::append`], [`Cache::append_layer_in_place`] | nothing | counts a layer's rows |
 //! | [`Cache::place_index_keys`] | copies keys to the sequence's pages | counts a layer's keys |
 //! | [`Cache::join`], [`Cache::join_early`] | joins a lane | takes a lane and slots |
-//! | [`Cache::abort`], [`Cache::close`] | nothing | gives the pages back, the latter at once |
+//! | [`Cache::close`] | a ticket, on a stream behind all work on its pages | gives the pages back when it is Done |
+//! | [`Cache::abort`] | the same | withholds the pages until [`Cache::release`] |
 //!
 //! **Index keys are counted.** A join is refused while a layer lacks keys: an indexer that scores what an earlier
 //! sequence left in the pages selects nonsense, and no row shows it. Keys that come to device pages without a copy of

@@ -2,20 +2,24 @@
 //!
 //! # The life of a sequence
 //!
-//! | state | entered by | calls that change the sequence, besides `close` |
+//! | state | entered by | calls that change the sequence, besides `close` and `abort` |
 //! |---|---|---|
-//! | arriving | [`Cache::arrive`] | those of a parked one but [`resume`]; index keys, [`join`], [`join_early`] |
-//! | filling | [`Cache::open`], [`Cache::open_shared`] | those of an arriving one but index keys; [`park`] |
+//! | arriving | [`Cache::arrive`] | [`append`], [`keys`], [`extend`], [`truncate`], [`join`], [`join_early`] |
+//! | filling | [`Cache::open`], [`open_shared`] | [`append`], [`extend`], [`truncate`], [`join`], [`join_early`], [`park`] |
 //! | joining | a [`join`] that leaves rows to gather (its limit, or the device refused) | [`join_more`], to the end |
-//! | warming | [`join_early`] | [`append`], [`append_in_place`], index keys, [`Cache::warm_layer`] to the last |
+//! | warming | [`join_early`] | [`append`], [`keys`], [`Cache::warm_layer`] to the last layer |
 //! | running | joins, [`resume`], fork, `truncate` | steps, [`resize`], [`truncate`], [`publish`], [`park`], fork |
-//! | parked | [`park`] | [`append`], [`append_in_place`], [`extend`], [`truncate`], [`resume`] |
+//! | parked | [`park`] | [`append`], [`keys`] if it arrived, [`extend`], [`truncate`], [`resume`] |
 //! | truncating | a `truncate` that the device refused half-way | [`truncate`] |
 //! | failed | a failed step | [`truncate`] |
 //! | closing | [`Cache::close`], [`Cache::abort`] with work in flight | none: its handle is no longer valid |
 //!
+//! `append` is any of [`append`], [`append_in_place`] and [`Cache::append_layer_in_place`].
+//!
 //! [`append`]: Cache::append
+//! [`keys`]: Cache::place_index_keys
 //! [`extend`]: Cache::extend
+//! [`open_shared`]: Cache::open_shared
 //! [`park`]: Cache::park
 //! [`resume`]: Cache::resume
 //! [`append_in_place`]: Cache::append_in_place
@@ -30,9 +34,9 @@
 //!
 //! Opening a sequence takes everything that its steps will need: host pages and index-key pages for the prompt, the
 //! promised tokens and the rows in flight, slots in every layer, and a lane. So a step allocates nothing and cannot run
-//! out of memory. Five calls take more: a `truncate` into shared pages, which replaces them by fresh pages, a `resize`
-//! to a larger budget, an `extend`, a `resume`, which takes the lane and slots that `park` gave back, and the `join` of
-//! an arriving sequence, which has pages and nothing else until then (`arrive`).
+//! out of memory. Some calls take more: a `truncate` into shared pages, which replaces them by fresh pages, a `resize`
+//! to a larger budget, an `extend`, a `resume`, which takes the lane and slots that `park` gave back, and the `join` or
+//! `join_early` of an arriving sequence, which has pages and nothing else until then (`arrive`).
 //!
 //! After a sequence is closed, the cache takes back its resources once the last step with the sequence has been retired
 //! and every ticket of its work has ended. That holds for steps that completed and for steps that were abandoned.

@@ -27,6 +27,9 @@ pub const STEPS_MAX: usize = NEVER as usize;
 /// Whether a warm-up from ages ends as one from the selections themselves, `[steps][top_k]` i32, for a sequence of
 /// `length` tokens: no step selects more rows than `budget`, and a byte holds the age of every step.
 ///
+/// `budget` is the smallest that the sequence may have when it joins. With shared budgets
+/// ([`Config::share`](crate::Config::share)) that is what it was promised, and not its share.
+///
 /// # Errors
 /// [`Kind::OutOfRange`] for selections that are not whole steps.
 pub fn suffice(selections: &[i32], top_k: usize, length: u32, budget: u32) -> Result<bool> {

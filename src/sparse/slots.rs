@@ -18,7 +18,7 @@ pub struct Slots {
 /// The part of the sparse pool that a sequence holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holding {
-    /// Its lane; [`Holding::NO_LANE`] while the sequence is parked.
+    /// Its lane; [`Holding::NO_LANE`] while the sequence is parked or arriving.
     pub lane: u32,
     /// Its blocks in each index group, counted from the first budget block: those of its budget and, only while a
     /// resize has not ended, blocks behind them that come or go.
@@ -197,7 +197,7 @@ impl Holding {
     /// In place of a lane's number.
     pub const NO_LANE: u32 = u32::MAX;
 
-    /// What a parked sequence holds.
+    /// What a parked or arriving sequence holds.
     pub fn none(groups: usize) -> Holding {
         Holding { lane: Holding::NO_LANE, blocks: vec![Vec::new(); groups], budgets: vec![0; groups] }
     }
