@@ -169,11 +169,28 @@ fn states(sources: &str) -> BTreeSet<String> {
     names.map(str::to_lowercase).collect()
 }
 
-/// The states in which the cache accepts each call: `check_state(&[State::A, State::B], "call")`.
+/// The lists of states with a name, such as `const PROMPTS: [State; 2] = [State::A, State::B];`.
+fn lists(sources: &str) -> Vec<(&str, &str)> {
+    let named = |rest: &&str| rest.split(':').nth(1).is_some_and(|kind| kind.starts_with(" [State; "));
+    let lists = sources.split("const ").skip(1).filter(named);
+    lists.map(|rest| (rest.split(':').next().unwrap(), rest.split(['[', ']']).nth(3).unwrap())).collect()
+}
+
+/// The states in which the cache accepts each call: `check_state(&[State::A, State::B], "call")`, or with the name of a
+/// list, `check_state(&State::PROMPTS, "call")`.
 fn accepted(sources: &str) -> BTreeSet<(String, String)> {
     let mut accepted = BTreeSet::new();
-    for rest in sources.split("check_state(&[").skip(1) {
-        let (list, rest) = rest.split_once(']').unwrap();
+    let lists = lists(sources);
+    let calls = sources.split("check_state(&").skip(1);
+    for rest in calls.filter(|rest| rest.starts_with(['[', 'S'])) {
+        let (list, rest) = match rest.strip_prefix('[') {
+            Some(rest) => rest.split_once(']').unwrap(),
+            None => {
+                let (name, rest) = rest.split_once(',').unwrap();
+                let name = name.strip_prefix("State::").unwrap();
+                (lists.iter().find(|(own, _)| *own == name).unwrap().1, rest)
+            }
+        };
         let call = rest.split('"').nth(1).unwrap();
         // Without states it is no call, but a refusal.
         for state in list.split(',').filter(|state| !state.is_empty()) {
@@ -202,14 +219,17 @@ fn moves_that_differ(picture: &str, sources: &str) -> Vec<String> {
         from.insert((before.to_owned(), call.to_owned()));
         to.insert(after.to_owned());
     }
-    // An opening finds a free record. `publish` moves pages, not the sequence.
+    // An opening finds a free record. `publish` moves pages and not the sequence, and so do index keys.
     let mut accepted = accepted(sources);
-    accepted.insert(("free".to_owned(), "open".to_owned()));
+    accepted.extend(["open", "arrive"].map(|call| ("free".to_owned(), call.to_owned())));
     accepted.remove(&("running".to_owned(), "publish".to_owned()));
+    accepted.retain(|(_, call)| call != "place_index_keys");
     // A truncation of a prompt branches off before the check of states.
-    let branch = "State::Filling | State::Parked) {\n            self.truncate_prompt(";
-    for state in ["filling", "parked"].into_iter().filter(|_| sources.contains(branch)) {
-        accepted.insert((state.to_owned(), "truncate".to_owned()));
+    let prompts = lists(sources).into_iter().find(|(name, _)| *name == "PROMPTS").unwrap().1;
+    let branch = "is_prompt() {\n            self.truncate_prompt(sequence";
+    for state in prompts.split(", ").filter(|_| sources.contains(branch)) {
+        let state = state.strip_prefix("State::").unwrap().to_lowercase();
+        accepted.insert((state, "truncate".to_owned()));
     }
     differ.extend(accepted.symmetric_difference(&from).map(|(state, call)| format!("{call} in {state}")));
     differ.extend(known.symmetric_difference(&to).map(|state| format!("a move to {state}")));
@@ -222,17 +242,21 @@ fn the_states_of_a_sequence_and_their_calls_are_those_of_the_cache() {
     assert_eq!(moves_that_differ(&drawn, &sources), [""; 0]);
     let other = drawn.replace("data-cell=\"move running fork running\"", "");
     assert_eq!(moves_that_differ(&other, &sources), ["fork in running"]);
-    let other = drawn.replace(">joining</text>", ">warming</text>");
-    assert_eq!(moves_that_differ(&other, &sources), ["joining", "warming"]);
+    let other = drawn.replace(">joining</text>", ">ready</text>");
+    assert_eq!(moves_that_differ(&other, &sources), ["joining", "ready"]);
     let other = drawn.replace(">join_more</text>", ">join_less</text>");
     assert_eq!(moves_that_differ(&other, &sources), ["join_less for join_more"]);
     let other = drawn.replace("move filling join joining", "move filling join running");
     let other = other.replace("move joining join_more joining", "move joining join_more running");
     assert_eq!(moves_that_differ(&other, &sources), ["a move to joining"]);
-    let other = sources.replace("check_state(&[State::Filling, State::Parked], \"append\")", "");
-    assert_eq!(moves_that_differ(&drawn, &other), ["append in filling", "append in parked"]);
+    let other = sources.replace("check_state(&State::FILLED, \"append\")", "");
+    let states = ["arriving", "filling", "parked", "warming"];
+    assert_eq!(moves_that_differ(&drawn, &other), states.map(|state| format!("append in {state}")));
     let other = sources.replace("self.truncate_prompt(sequence", "");
-    assert_eq!(moves_that_differ(&drawn, &other), ["truncate in filling", "truncate in parked"]);
+    assert_eq!(
+        moves_that_differ(&drawn, &other),
+        states[..3].iter().map(|s| format!("truncate in {s}")).collect::<Vec<_>>()
+    );
 }
 
 /// The numbers in the cells `what` of a picture, in their order.

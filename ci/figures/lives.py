@@ -11,86 +11,109 @@ def state(figure, x, y, w, name, about="", hue="device"):
     figure.label(f"{hue}-card", x, y, w, 44, lines, cell="state")
 
 
+def arriving(figure):
+    """The way of a sequence that a transfer fills, to a filling one or to one that warms up layer by layer."""
+    figure.arrow([(222, 18), (222, 88)])
+    figure.text("small", 232, 34, "arrive", cell="move free arrive arriving")
+    state(figure, 164, 92, 116, "arriving", "pages alone")
+    figure.arrow([(280, 104), (296, 104), (296, 124), (283, 124)], "thin", "thinhead")
+    for i, call in enumerate(["append", "extend", "truncate"]):
+        figure.text("small", 304, 102 + 16 * i, call, cell=f"move arriving {call} arriving")
+    figure.arrow([(164, 114), (104, 114), (104, 188)])
+    figure.text("small", 112, 156, "join, with a lane and slots;", cell="move arriving join filling")
+    figure.text("small", 112, 172, "join_early too", cell="move arriving join_early filling")
+    figure.arrow([(28, 214), (17, 214), (17, 540), (26, 540)])
+    figure.text("small", 26, 508, "join_early", cell="move filling join_early warming")
+    state(figure, 28, 530, 100, "warming", "layer by layer")
+    figure.arrow([(66, 574), (66, 594), (98, 594), (98, 577)], "thin", "thinhead")
+    figure.text("small", 28, 611, "append", cell="move warming append warming")
+    figure.text("small", 28, 627, "warm_layer", cell="move warming warm_layer warming")
+    figure.arrow([(128, 544), (140, 544), (140, 440), (212, 440)])
+    figure.text("small", 148, 464, "nothing left", cell="move warming warm_layer running")
+
+
 def entry(figure):
     """From the opening to decoding, and the way round for a parked sequence."""
-    figure.arrow([(86, 18), (86, 88)])
-    figure.text("small", 98, 34, "open, open_shared", cell="move free open filling")
-    state(figure, 28, 92, 116, "filling", "the prompt")
-    figure.arrow([(74, 136), (74, 156), (104, 156), (104, 139)], "thin", "thinhead")
+    figure.arrow([(60, 18), (60, 188)])
+    figure.text("small", 70, 34, "open, open_shared", cell="move free open filling")
+    state(figure, 28, 192, 116, "filling", "the prompt")
+    figure.arrow([(74, 236), (74, 256), (104, 256), (104, 239)], "thin", "thinhead")
     for i, call in enumerate(["append", "extend", "truncate"]):
-        figure.text("small", 64, 174 + 16 * i, call, cell=f"move filling {call} filling")
-    figure.arrow([(46, 136), (46, 300)])
-    figure.text("small", 54, 270, "join, in parts", cell="move filling join joining")
-    state(figure, 28, 304, 100, "joining", "warm-up")
-    figure.arrow([(66, 348), (66, 368), (106, 368), (106, 351)], "thin", "thinhead")
-    figure.text("small", 86, 385, "join_more", "m", "move joining join_more joining")
-    figure.arrow([(128, 326), (212, 326)])
-    figure.text("small", 171, 318, "nothing left", "m", "move joining join_more running")
-    figure.arrow([(144, 124), (180, 124), (180, 284), (226, 284), (226, 300)])
-    figure.text("small", 172, 236, "join, at once", "e", "move filling join running")
-    figure.arrow([(144, 104), (226, 104)])
-    figure.text("small", 186, 96, "park", "m", "move filling park parked")
-    state(figure, 230, 92, 116, "parked", "no lane, no slots")
-    figure.arrow([(346, 104), (362, 104), (362, 124), (349, 124)], "thin", "thinhead")
+        figure.text("small", 64, 274 + 16 * i, call, cell=f"move filling {call} filling")
+    figure.arrow([(46, 236), (46, 400)])
+    figure.text("small", 54, 370, "join, in parts", cell="move filling join joining")
+    state(figure, 28, 404, 100, "joining", "warm-up")
+    figure.arrow([(66, 448), (66, 468), (106, 468), (106, 451)], "thin", "thinhead")
+    figure.text("small", 86, 485, "join_more", "m", "move joining join_more joining")
+    figure.arrow([(128, 426), (212, 426)])
+    figure.text("small", 171, 418, "nothing left", "m", "move joining join_more running")
+    figure.arrow([(144, 224), (180, 224), (180, 384), (226, 384), (226, 400)])
+    figure.text("small", 172, 336, "join, at once", "e", "move filling join running")
+    figure.arrow([(144, 204), (226, 204)])
+    figure.text("small", 186, 196, "park", "m", "move filling park parked")
+    state(figure, 230, 192, 116, "parked", "no lane, no slots")
+    figure.arrow([(346, 204), (362, 204), (362, 224), (349, 224)], "thin", "thinhead")
     for i, call in enumerate(["append", "extend", "truncate"]):
-        figure.text("small", 370, 102 + 16 * i, call, cell=f"move parked {call} parked")
-    figure.arrow([(250, 136), (250, 300)])
-    figure.text("small", 258, 180, "resume", cell="move parked resume running")
-    figure.arrow([(326, 304), (326, 140)])
-    figure.text("small", 318, 220, "park", "e", "move running park parked")
+        figure.text("small", 370, 202 + 16 * i, call, cell=f"move parked {call} parked")
+    figure.arrow([(250, 236), (250, 400)])
+    figure.text("small", 258, 280, "resume", cell="move parked resume running")
+    figure.arrow([(326, 404), (326, 240)])
+    figure.text("small", 318, 320, "park", "e", "move running park parked")
 
 
 def decoding(figure):
     """Steps, forks, and what goes wrong."""
-    state(figure, 216, 304, 238, "running", "in its lane")
-    figure.arrow([(366, 304), (366, 284), (406, 284), (406, 301)], "thin", "thinhead")
-    figure.text("small", 386, 244, "resize,", "m", "move running resize running")
-    figure.text("small", 386, 260, "or a step:", "m")
-    figure.text("small", 386, 276, "prepare … retire", "m", "move running prepare running")
-    figure.arrow([(444, 304), (444, 56)])
-    figure.text("small", 436, 200, "fork", "e", "move running fork running")
+    state(figure, 216, 404, 238, "running", "in its lane")
+    figure.arrow([(366, 404), (366, 384), (406, 384), (406, 401)], "thin", "thinhead")
+    figure.text("small", 386, 344, "resize,", "m", "move running resize running")
+    figure.text("small", 386, 360, "or a step:", "m")
+    figure.text("small", 386, 376, "prepare … retire", "m", "move running prepare running")
+    figure.arrow([(444, 404), (444, 56)])
+    figure.text("small", 436, 300, "fork", "e", "move running fork running")
     figure.label("hollow", 344, 14, 120, 38, [("small", "child, running")])
-    figure.arrow([(262, 348), (262, 426)], "miss-line", "miss")
-    figure.text("small", 254, 388, "truncate,", "e", "move running truncate truncating")
-    figure.text("small", 254, 405, "refused half-way", "e")
-    state(figure, 176, 430, 124, "truncating", hue="miss")
-    figure.arrow([(300, 452), (318, 452), (318, 352)])
-    figure.text("small", 326, 388, "again", cell="move truncating truncate running")
-    figure.arrow([(376, 430), (376, 352)])
-    figure.text("small", 383, 388, "truncate", cell="move failed truncate running")
-    figure.arrow([(444, 348), (444, 426)], "miss-line", "miss")
-    state(figure, 346, 430, 110, "failed", "a step failed", "miss")
+    figure.arrow([(262, 448), (262, 526)], "miss-line", "miss")
+    figure.text("small", 254, 488, "truncate,", "e", "move running truncate truncating")
+    figure.text("small", 254, 505, "refused half-way", "e")
+    state(figure, 176, 530, 124, "truncating", hue="miss")
+    figure.arrow([(300, 552), (318, 552), (318, 452)])
+    figure.text("small", 326, 488, "again", cell="move truncating truncate running")
+    figure.arrow([(376, 530), (376, 452)])
+    figure.text("small", 383, 488, "truncate", cell="move failed truncate running")
+    figure.arrow([(444, 448), (444, 526)], "miss-line", "miss")
+    state(figure, 346, 530, 110, "failed", "a step failed", "miss")
 
 
 def ending(figure):
     """From the close on."""
-    figure.text("soft", 24, 462, "open: the")
-    figure.text("soft", 24, 479, "handle is valid")
-    figure.arrow([(86, 490), (86, 536)])
-    figure.text("small", 98, 519, "close, in any of these states")
-    state(figure, 28, 540, 116, "closing", hue="host")
-    figure.arrow([(144, 562), (290, 562)])
-    figure.text("small", 216, 554, "last step retired,", "m")
-    figure.text("small", 216, 580, "last ticket ended", "m")
-    state(figure, 294, 540, 174, "free", "pages, slots, lane", "host")
+    figure.text("soft", 316, 630, "open: the handle is valid", "m")
+    figure.arrow([(86, 652), (86, 698)])
+    figure.text("small", 98, 681, "close or abort, in any of these states")
+    state(figure, 28, 702, 116, "closing", hue="host")
+    figure.arrow([(144, 724), (290, 724)])
+    figure.text("small", 216, 716, "last step retired,", "m")
+    figure.text("small", 216, 742, "last ticket ended", "m")
+    state(figure, 294, 702, 174, "free", "pages, slots, lane", "host")
 
 
 def sequence():
     picture = Figure(
-        "sequence", (480, 604), "The states of a sequence",
+        "sequence", (480, 766), "The states of a sequence",
         "open and open_shared begin a sequence, which is filling while its prompt is appended; extend admits more "
-        "tokens, and truncate shortens the prompt. join enters it into "
-        "its lane: at once, or joining by join_more until nothing of its warm-up is left. Then it is running: it "
+        "tokens, and truncate shortens the prompt. arrive begins one that a transfer fills: it is arriving, with pages "
+        "and no lane, and a join takes the lane and slots first. join enters a sequence into "
+        "its lane: at once, or joining by join_more until nothing of its warm-up is left. join_early does so before "
+        "its prompt is complete: it is warming while rows are appended, until warm_layer has loaded every layer. Then "
+        "it is running: it "
         "takes part in steps, from prepare to retire, can get another budget between them by resize, and can be "
         "forked; the child is running. park takes its lane and slots away: parked, it is a prompt that can be "
         "appended to, extended and truncated, until resume makes it running again. A filling sequence can be parked "
         "too. A step that fails "
         "makes it failed. A truncate that the device refuses half-way makes it truncating. truncate brings both "
-        "back to running, and leaves a running one as it is. close ends it in any of these states: it is closing "
-        "until the last step that names it is retired and its last ticket has ended. Then its pages, slots and "
-        "lane are free.")
-    picture.rect("device-pale", 12, 66, 456, 424, 10)
-    for part in (entry, decoding, ending):
+        "back to running, and leaves a running one as it is. close or abort ends it in any of these states: it is "
+        "closing until the last step that names it is retired and its last ticket has ended. Then its pages, slots "
+        "and lane are free, but for pages that an abort withholds.")
+    picture.rect("device-pale", 12, 66, 456, 586, 10)
+    for part in (arriving, entry, decoding, ending):
         part(picture)
     return picture
 

@@ -169,7 +169,7 @@ impl Cache {
     /// Checks a call that places keys.
     fn keys_to_place(&self, sequence: Sequence, layer: Layer, first: u32, keys: &Slice) -> Result<Keys> {
         let (group, record) = (self.geometry.group_of(layer.index()), self.counted(sequence)?);
-        let wrong = |place| Error::new(Kind::OutOfRange, "place index keys").at(place);
+        let wrong = |place| Error::new(Kind::OutOfRange, "place_index_keys").at(place);
         let key_bytes = u64::from(self.geometry.shape().index_key_bytes);
         let (count, bytes) = (keys.bytes() / key_bytes, keys.bytes());
         if !bytes.is_multiple_of(key_bytes) {
@@ -194,7 +194,7 @@ impl Cache {
             return Err(beyond("index keys beyond the last page of the prompt", count, first, prompt));
         }
         // Keys after a failed copy must not look done.
-        record.check_ticket("place index keys")?;
+        record.check_ticket("place_index_keys")?;
         let behind = (u64::from(first) + count).min(prompt.into()) as u32;
         Ok(Keys { group, at: u64::from(first) * key_bytes, placed: placed.max(behind) })
     }
@@ -207,16 +207,16 @@ impl Cache {
     fn counted(&self, sequence: Sequence) -> Result<&Record> {
         let record = self.record(sequence)?;
         if record.keys.is_empty() {
-            return Err(Error::new(Kind::InvalidState, "place index keys")
+            return Err(Error::new(Kind::InvalidState, "place_index_keys")
                 .at("the index keys of the sequence are not counted")
                 .hint("it did not arrive: the engine's own kernels write its keys"));
         }
-        record.check_state(&State::FILLED, "place index keys")?;
+        record.check_state(&State::FILLED, "place_index_keys")?;
         Ok(record)
     }
 }
 
 fn beyond(place: &'static str, keys: u64, first: u32, prompt: u32) -> Error {
-    let error = Error::new(Kind::OutOfRange, "place index keys").at(place);
+    let error = Error::new(Kind::OutOfRange, "place_index_keys").at(place);
     error.with("keys", keys).with("first", first).with("prompt", prompt)
 }

@@ -42,8 +42,8 @@ impl Cache {
     /// with shared budgets also those beyond its promise.
     pub fn join_early(&mut self, sequence: Sequence, stream: Stream) -> Result<Ticket> {
         let record = self.record(sequence)?;
-        record.check_state(&[State::Filling, State::Arriving], "join early")?;
-        record.check_ticket("join early")?;
+        record.check_state(&[State::Filling, State::Arriving], "join_early")?;
+        record.check_ticket("join_early")?;
         self.enter_lane(sequence, Takes::Promise, stream)?;
         self.leave_place(sequence.index as usize, stream)?;
         let ticket = self.settle(sequence.index as usize, stream)?;
@@ -109,10 +109,10 @@ impl Cache {
     }
 
     fn check_warm_layer(&self, sequence: Sequence, layer: Layer, warm_up: &WarmUp) -> Result<()> {
-        const CALL: &str = "warm layer";
+        const CALL: &str = "warm_layer";
         self.check_layer(layer)?;
         let record = self.record(sequence)?;
-        record.check_state(&[State::Warming], CALL)?;
+        record.check_state(&[State::Warming], "warm_layer")?;
         let (number, first) = (layer.index(), self.geometry.first_of(layer.index()));
         let wrong = |kind, place| Error::new(kind, CALL).at(place).with("layer", layer.0);
         let warmed = |layer: usize| record.work.warmed.get(layer).copied().unwrap_or_default();
