@@ -29,9 +29,11 @@ use crate::ids::Sequence;
 impl Cache {
     /// Ends a sequence in any state, to whose pages others may still write. The handle is closed at once, and lane and
     /// slots come back as after [`Cache::close`]. The pages stay withheld, and no sequence gets them, until
-    /// [`Cache::release`]. `stream` is as for [`Cache::close`]. If work of the sequence is in flight, what it holds but
-    /// the pages is free in the retire of its last step, or in the first [`Cache::reap`] after the work has ended. Until
-    /// then an arriving sequence counts as one of [`Config::arriving`](crate::Config::arriving).
+    /// [`Cache::release`]. `stream` is as for [`Cache::close`].
+    ///
+    /// If work of the sequence is in flight, everything but the pages is free in the retire of its last step, or in the
+    /// first [`Cache::reap`] after its work has ended. Until then an arriving sequence counts as one of
+    /// [`Config::arriving`](crate::Config::arriving).
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::OutOfMemory`] without memory for the list of pages; the device's errors for a sequence

@@ -17,8 +17,8 @@
 //! sequence left in the pages selects nonsense, and no row shows it. Keys that come to device pages without a copy of
 //! this module are declared ([`Cache::index_keys_in_place`]). Keys may be placed again, but not behind a gap, so that a
 //! count says which are there. The next turn of a conversation comes to a parked sequence in the same way. A sequence
-//! that was opened for an engine's own prefill counts no keys, nor does a fork: the engine's kernels write them. If they
-//! write those of a turn of a sequence that arrived, the engine declares them.
+//! that was opened for an engine's own prefill counts no keys, nor does a fork: the engine's kernels write them. If
+//! they write those of a turn of a sequence that arrived, the engine declares them.
 //!
 //! **Order.** A page that is free has no work in flight, because pages are given back only when the host has seen the
 //! end of what names them. So a copy of keys is ordered after the sequence's own earlier copies alone, and the join
