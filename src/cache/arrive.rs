@@ -106,11 +106,11 @@ impl Cache {
         Ok(self.record(sequence)?.state == State::Arriving)
     }
 
-    /// Copies index keys of a layer to the pages of a sequence that arrives, or that arrived and is parked, on `stream`.
-    /// `keys` holds the keys of the tokens from `first` on, packed: `[n][key bytes]`. It is memory that the device
-    /// reaches, and stays as it is until the ticket is Done. Tokens whose keys are in place may be placed again, but not
-    /// those that the sequence shares or had when it was parked; `first` may not be beyond those in place. The last page
-    /// may be given whole, with what is behind the prompt.
+    /// Copies index keys of a layer to the pages of a sequence that arrives, or that arrived and is parked, on
+    /// `stream`. `keys` holds the keys of the tokens from `first` on, packed: `[n][key bytes]`. It is memory that the
+    /// device reaches, and stays as it is until the ticket is Done. Keys in place may be placed again, but not those of
+    /// tokens that the sequence shares or had when it was parked; `first` may not be beyond those in place. The last
+    /// page may be given whole, with what is behind the prompt.
     ///
     /// Where the engine's pages are not `[page tokens][key bytes]` inside, such as with all scales behind all keys,
     /// pass whole pages, and a `first` that begins one. The call copies bytes and knows nothing of what they are.

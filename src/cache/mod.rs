@@ -5,7 +5,7 @@
 //! | state | entered by | calls that change the sequence, besides `close` and `abort` |
 //! |---|---|---|
 //! | arriving | [`Cache::arrive`] | [`append`], [`keys`], [`extend`], [`truncate`], [`join`], [`join_early`] |
-//! | filling | [`Cache::open`], [`open_shared`] | [`append`], [`extend`], [`truncate`], [`join`], [`join_early`], [`park`] |
+//! | filling | [`open`], [`open_shared`] | [`append`], [`extend`], [`truncate`], [`join`], [`join_early`], [`park`] |
 //! | joining | a [`join`] that leaves rows to gather (its limit, or the device refused) | [`join_more`], to the end |
 //! | warming | [`join_early`] | [`append`], [`keys`], [`Cache::warm_layer`] to the last layer |
 //! | running | joins, [`resume`], fork, `truncate` | steps, [`resize`], [`truncate`], [`publish`], [`park`], fork |
@@ -19,6 +19,7 @@
 //! [`append`]: Cache::append
 //! [`keys`]: Cache::place_index_keys
 //! [`extend`]: Cache::extend
+//! [`open`]: Cache::open
 //! [`open_shared`]: Cache::open_shared
 //! [`park`]: Cache::park
 //! [`resume`]: Cache::resume

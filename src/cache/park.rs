@@ -123,8 +123,8 @@ impl Cache {
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not parked, or whose prompt is incomplete in a
     /// layer, or its index keys if it arrived; [`Kind::DeviceFailed`] if a copy of such keys failed;
-    /// [`Kind::Exhausted`] names lanes or slot blocks; [`Kind::Busy`] as in [`Cache::join`]. These errors change nothing.
-    /// If the device refuses the call half-way, the sequence has its lane, and [`Cache::join`] does the rest.
+    /// [`Kind::Exhausted`] names lanes or slot blocks; [`Kind::Busy`] as in [`Cache::join`]. These errors change
+    /// nothing. If the device refuses the call half-way, the sequence has its lane, and [`Cache::join`] does the rest.
     pub fn resume(&mut self, sequence: Sequence, stream: Stream, bytes_a_call: u64) -> Result<Ticket> {
         let record = self.record(sequence)?;
         record.check_state(&[State::Parked], "resume")?;
