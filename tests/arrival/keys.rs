@@ -246,8 +246,14 @@ fn what_follows_a_join_follows_the_copies_of_keys_on_every_stream() {
 
 #[test]
 fn the_keys_of_every_turn_are_counted() {
-    for (share, moves) in [(None, false), (None, true), (Some(Share::default()), true)] {
-        let mut rig = Rig::new(Config { share, ..config() });
+    let shared = Config { share: Some(Share::default()), ..config() };
+    for (mut rig, moves) in [
+        (Rig::new(config()), false),
+        (Rig::new(shared.clone()), true),
+        (Rig::threaded(config()), true),
+        (Rig::clock(shared, 3), false),
+        (Rig::watched(config(), None), true),
+    ] {
         let own = rig.arrive(1, 40, 10);
         rig.fill(&own, 0..40);
         let _ticket = rig.cache.join(own.handle, rig.main, WarmUp::default()).unwrap();
@@ -279,6 +285,7 @@ fn the_keys_of_every_turn_are_counted() {
         }
         let _ticket = rig.cache.resume(own.handle, rig.main, 0).unwrap();
         rig.step(&own, 60, 0, &[0, length, 59]);
+        assert!(rig.watch.as_ref().is_none_or(|watch| watch.conflict().is_none()));
         rig.check(&own, 61);
     }
 }
