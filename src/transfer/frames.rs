@@ -1,9 +1,9 @@
 //! Frames: what the two ends of a transfer tell each other.
 //!
 //! A frame is one message of a connection. The connection frames it: as a message of a
-//! [`Session`](crate::peer::Session), or as a length and its bytes on a stream. The first byte is the frame's kind. The
-//! last 4 are the CRC32C of those before. Each side says hello once, first. Numbers are little-endian. A *fence* is a request and a generation, 8 bytes
-//! each; *tokens* are a first one and an end, 4 bytes each.
+//! [`Session`](crate::peer::Session), or as a length and its bytes on a stream. Each side says hello once, first. The
+//! first byte is the frame's kind. The last 4 are the CRC32C of those before. Numbers are little-endian. A *fence* is a
+//! request and a generation, 8 bytes each; *tokens* are a first one and an end, 4 bytes each.
 //!
 //! | kind | from | then |
 //! |---|---|---|

@@ -547,8 +547,8 @@ impl Sender {
     }
 }
 
-/// How many runs some tokens of a part may have, and the bytes of these; exactly, if that is asked for or if they may be
-/// more than a job has room for. None, if there is no run at all.
+/// How many runs some tokens of a part may have, and the bytes of these; exactly, if that is asked for or if they may
+/// be more than a job has room for. None, if there is no run at all.
 fn measure(
     plan: &Plan,
     part: &Computed,
