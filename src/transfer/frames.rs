@@ -48,6 +48,9 @@ pub const LANDING_MAX: usize = (FRAME_MAX - 64) / 4;
 pub(super) const NOTICE: usize = 15;
 pub(super) const PART: usize = 53;
 
+/// The most runs of a part: some of them may be sent again, each with its index and its digest.
+pub(super) const RUNS_MAX: usize = (FRAME_MAX - NOTICE - PART) / 8;
+
 const OPERATION: &str = "transfer frame";
 
 /// A rank of an instance.

@@ -45,7 +45,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
-use crate::transfer::frames::{FRAME_MAX, Frame, NOTICE, PART, PAYLOAD_MAX, Rank, Reason};
+use crate::transfer::frames::{Frame, PAYLOAD_MAX, RUNS_MAX, Rank, Reason};
 use crate::transfer::pairing::{Own, Role};
 use crate::transfer::plan::Plan;
 use crate::transfer::quarantine::Fence;
@@ -57,8 +57,6 @@ use request::{Held, Sending};
 pub use request::Computed;
 
 const OPERATION: &str = "transfer sender";
-/// The most runs of a job.
-const RUNS_MAX: usize = (FRAME_MAX - NOTICE - PART) / 8;
 /// How many ended requests are remembered at least, so that late grants are refused.
 const REMEMBERED: usize = 1 << 10;
 

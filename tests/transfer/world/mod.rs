@@ -84,6 +84,8 @@ pub struct World {
     /// By fence, receiver, layer and link: how many tokens were told, for the control.
     told: HashMap<(Fence, usize, u32, u32), u32>,
     broken: Option<String>,
+    /// Whether requests have no deadline.
+    patient: bool,
     /// Whether a message was nonsense.
     confused: bool,
     /// Landing pages, as senders were told.
@@ -191,6 +193,7 @@ impl World {
             now: Duration::ZERO,
             told: HashMap::new(),
             broken: None,
+            patient: seed.is_multiple_of(3),
             confused: false,
             granted: HashMap::new(),
             open: Vec::new(),
@@ -271,6 +274,11 @@ impl World {
         });
         let index = self.attempts.len() - 1;
         self.future.at(self.now + self.draw.millis(150), Happens::Attempt(index));
+    }
+
+    /// When a request fails by itself. In every third world none does: the router gives up what takes too long.
+    fn deadline(&self, after: u64) -> Option<Duration> {
+        (!self.patient).then(|| self.now + Duration::from_secs(after))
     }
 
     /// Runs the world to its end. Returns what went wrong.

@@ -153,11 +153,11 @@ impl World {
     }
 
     fn begin(&mut self, index: usize) {
+        let deadline = self.deadline(4);
         let attempt = &mut self.attempts[index];
         attempt.began = self.now;
         for (node, begun) in self.senders.iter_mut().zip(&mut attempt.begun) {
             let done = node.machine.as_mut().is_some_and(|machine| {
-                let deadline = Some(self.now + Duration::from_secs(4));
                 machine.begin(attempt.request, attempt.prompt.tokens, deadline).is_ok()
             });
             *begun = done;
@@ -165,6 +165,8 @@ impl World {
             attempt.given_up |= !done;
             attempt.touched |= !done;
         }
+        // The router looks again when the request takes too long.
+        self.future.at(self.now + Duration::from_millis(5001), Happens::Nothing);
         for receiver in 0..self.receivers.len() {
             self.future.at(self.now + self.draw.millis(60), Happens::Grant(index, receiver));
         }
@@ -175,6 +177,7 @@ impl World {
     }
 
     fn grant(&mut self, index: usize, receiver: usize) {
+        let deadline = self.deadline(3);
         let attempt = &mut self.attempts[index];
         if attempt.given_up || attempt.over || attempt.fences[receiver].is_some() {
             return;
@@ -182,7 +185,6 @@ impl World {
         let node = &mut self.receivers[receiver];
         let fence = Fence { request: attempt.request, generation: node.generation };
         let count = attempt.prompt.tokens.div_ceil(self.sides[1].page_tokens) as usize;
-        let deadline = Some(self.now + Duration::from_secs(3));
         let granted = node.machine.as_mut().is_some_and(|machine| {
             let Some(pages) = node.cache.take(fence, count) else { return false };
             let far = self.way == Way::Far;
@@ -342,6 +344,12 @@ impl World {
         for index in 0..self.attempts.len() {
             if self.attempts[index].over {
                 continue;
+            }
+            let attempt = &mut self.attempts[index];
+            let waits = self.patient && self.now > attempt.began + Duration::from_secs(5);
+            if waits && attempt.begun.contains(&true) && !attempt.given_up {
+                attempt.why.push_str("it took too long; ");
+                attempt.given_up = true;
             }
             if self.attempts[index].given_up {
                 self.give_up(index);
