@@ -93,7 +93,7 @@ fn ranks_the_host_and_slow_links_change_the_ring() {
     assert!(two.contains("with 2 parts prefill never waits."), "{two}");
     // A model without index keys, and layers that share an indexer.
     let models = printed("--role prefill --model deepseek-v3,glm-5.2 --weights 0 --gpu 80GiB --context 4K");
-    assert!(models.contains("deepseek-v3: 61 layers, rows of 1152 bytes, 1152 on the wire, no index keys"));
+    assert!(models.contains("deepseek-v3: 61 layers, rows of 1152 bytes, 1152 in the ring, no index keys"));
     assert!(
         models.contains("index keys of 132 bytes in 21 layers") && models.contains("tokens, rows alone.")
     );
@@ -145,6 +145,10 @@ fn options_of_the_other_role_and_bad_values_are_refused() {
     for (option, told) in [
         ("--chunk 0", "not a number of tokens from 1"),
         ("--chunk 128K", "chunk is beyond the context (chunk 131072, context 65536)"),
+        (
+            "--sp 8 --attention tp",
+            "--attention tp: heads and tokens are not divided over the same GPUs (sp 8)",
+        ),
         ("--sp 3", "--sp does not divide the GPUs (sp 3, gpus 8)"),
         ("--sp 0", "not a whole number of GPUs"),
         ("--send-rate 5", "not a rate such as 50GB/s"),

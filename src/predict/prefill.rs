@@ -13,7 +13,7 @@
 //! **The depth of the ring** follows from three times: a layer computes, its part crosses the link, the receiver
 //! acknowledges. A part is held for their sum. A layer cannot end more often than the larger of the first two lets it.
 //! So the default depth is their sum divided by the larger one, rounded up: with fewer parts prefill would wait for the
-//! ring, with more it gains nothing. A layer writes its rows before its end, so the depth is never too small for that.
+//! ring, with more it gains nothing.
 //!
 //! **Equal parts.** Where layers share an indexer, some have no index keys. Every part has the bytes of the largest: in
 //! a ring of parts of different lengths one may find no room at either end, and wait for a part that it does not need.
@@ -27,10 +27,12 @@
 use crate::error::{Error, Kind, Result};
 use crate::geometry::{Geometry, LINE, SLOT_BLOCK, Shape};
 
-/// Published bytes of activations of a pass of [`PUBLISHED_TOKENS`] tokens.
+/// Published bytes of activations of a pass of [`PUBLISHED_TOKENS`] tokens. For how many GPUs is not said; it is taken
+/// for one.
 pub const PUBLISHED_ACTIVATIONS: u64 = 1_000_000_000;
 
-/// Published microseconds of a layer in a pass of [`PUBLISHED_TOKENS`] tokens.
+/// Published microseconds of a layer in a pass of [`PUBLISHED_TOKENS`] tokens. For how many GPUs is not said; it is
+/// taken for a rank's tokens. A slower layer needs no deeper ring.
 pub const PUBLISHED_LAYER_US: f64 = 10_300.0;
 
 /// The tokens of the pass whose figures are published.
@@ -173,7 +175,7 @@ impl Demand {
 /// The staging ring of a plan. Bytes are of one rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ring {
-    /// Bytes of rows in a part: a layer of a pass, at the host's stride, which is the wire's.
+    /// Bytes of rows in a part: a layer of a pass, at the host's stride. The link's time counts its padding too.
     pub row_bytes: u64,
     /// Bytes of index keys in it.
     pub key_bytes: u64,
@@ -257,7 +259,8 @@ fn product(factors: &[u64]) -> Result<u64> {
 
 /// Makes a plan.
 ///
-/// # Errors [`Kind::InvalidConfig`] names an invalid field: a count of 0, a context beyond the model, a chunk beyond
+/// # Errors
+/// [`Kind::InvalidConfig`] names an invalid field: a count of 0, a context beyond the model, a chunk beyond
 /// the context, a rate or time that is none. [`Kind::OutOfMemory`] names the first part that does not fit, in the order
 /// weights, activations, workspace, staging ring, pages, with `wanted`, `available` and `missing` bytes.
 /// [`Kind::Overflow`] for sizes that overflow. Errors of [`Geometry::new`].
@@ -355,8 +358,15 @@ fn ring(demand: &Demand, geometry: &Geometry, tokens: u64) -> Result<Ring> {
 
 /// The pages of the batch's prompts on a rank: rows in whole device blocks, as a cache with all rows on the device.
 fn kept(demand: &Demand, geometry: &Geometry) -> Result<Kept> {
-    let pages = product(&[geometry.pages(demand.context).into(), demand.batch.into()])?;
-    let pages = pages.div_ceil(demand.ranks.into());
+    // A rank of several has pages of its own for its tokens of each pass.
+    let pages = match demand.ranks {
+        1 => product(&[geometry.pages(demand.context).into(), demand.batch.into()])?,
+        ranks => {
+            let pass = product(&[demand.chunk.into(), demand.batch.into()])?.div_ceil(ranks.into());
+            let pages = pass.div_ceil(geometry.page_tokens().into());
+            product(&[demand.context.div_ceil(demand.chunk.max(1)).into(), pages])?
+        }
+    };
     let blocks = product(&[pages, geometry.page_tokens().into()])?.div_ceil(SLOT_BLOCK.into());
     let rows = product(&[blocks, geometry.block_bytes().into(), geometry.layers().into()])?;
     let index_keys = product(&[pages, geometry.index_page_bytes(), geometry.index_layers().into()])?;
@@ -376,7 +386,7 @@ mod tests {
         Demand::new(Shape::DEEPSEEK_V3_2, 141 * GIB, context)
     }
 
-    /// By hand: a row takes 704 bytes on the wire and an index key 132, in 61 layers.
+    /// By hand: a row takes 704 bytes in the ring and an index key 132, in 61 layers.
     #[test]
     fn a_pass_of_4096_tokens_of_v3_2_has_176_mb_of_rows_33_mb_of_keys_and_a_ring_of_two_parts() {
         let planned = plan(&v32(4096)).unwrap();

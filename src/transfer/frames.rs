@@ -81,7 +81,7 @@ pub enum Reason {
     PeerLost,
     /// The other side sent what no side of this version sends.
     BadFormat,
-    /// The sender no longer holds the rows.
+    /// The sender no longer holds the rows, or does not keep the grant: too many wait, or it is too old.
     Gone,
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Kind, Result};
 use crate::fallible::vector;
-use crate::transfer::frames::{Frame, Greeting, PAYLOAD_MAX, RUNS_MAX, Rank};
+use crate::transfer::frames::{Frame, Greeting, PAYLOAD_MAX, Rank};
 use crate::transfer::plan::Plan;
 use crate::transfer::runs::Chunk;
 use crate::transfer::side::{Side, Split};
@@ -95,9 +95,8 @@ impl Own {
     /// Checks the other end's hello. `known` are the pairings of other connections: ranks of one instance share one.
     ///
     /// # Errors
-    /// Those of [`Side::decode`] and [`Plan::new`], and [`Kind::Unsupported`] for a token of more runs than a notice has
-    /// room for: both ends find the same; [`Kind::OutOfRange`] for a rank that its side does not have, and a window of
-    /// nothing.
+    /// Those of [`Side::decode`] and [`Plan::new`]: both ends find the same; [`Kind::OutOfRange`] for a rank that its
+    /// side does not have, and a window of nothing.
     pub fn meet<'a>(
         &self,
         greeting: &Greeting<'_>,
@@ -120,14 +119,6 @@ impl Own {
                 Arc::new(Paired { side, plan, replicas: theirs.replicas, receivers })
             }
         };
-        // A token's runs go in one notice.
-        let most = paired.plan.most_runs_of_a_token();
-        if most > RUNS_MAX as u64 {
-            return Err(Error::new(Kind::Unsupported, OPERATION)
-                .at("heads of a layer that no notice has room for")
-                .with("runs", most)
-                .with("most", RUNS_MAX as u64));
-        }
         let Rank { replica, stage, lane, .. } = greeting.rank;
         let shape = match self.role {
             Role::Sender => paired.plan.target,

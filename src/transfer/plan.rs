@@ -106,13 +106,6 @@ impl Plan {
         self.pairs.binary_search_by_key(&layer, |pair| pair.layer).is_ok()
     }
 
-    /// The most runs of a token in a layer, between any two ranks.
-    pub(super) fn most_runs_of_a_token(&self) -> u64 {
-        let heads = |pair: &Pair| u64::from(self.target.heads(pair.heads));
-        let layers = self.pairs.chunk_by(|a, b| a.layer == b.layer);
-        layers.map(|pairs| pairs.iter().map(heads).sum()).max().unwrap_or(0)
-    }
-
     /// A number of runs that some tokens of a layer do not exceed between any two ranks.
     pub(super) fn most_runs(&self, layer: u32, tokens: u32) -> u64 {
         let first = self.pairs.partition_point(|pair| pair.layer < layer);

@@ -358,3 +358,19 @@ fn a_notice_that_comes_after_the_end_moves_nothing() {
     pair.check_rows(fence, 0..0);
     pair.check_nothing_left(&[fence]);
 }
+
+/// A receiver may have all it wants, from other ranks, before its request begins here. Its end may come twice.
+#[test]
+fn an_end_that_comes_twice_before_its_request_ends_it_when_it_begins() {
+    let mut pair = Pair::usual();
+    let fence = Fence { request: 4, generation: 0 };
+    let mut end = Vec::new();
+    Frame::End { fence, reason: Reason::Done }.encode(&mut end);
+    for _ in 0..2 {
+        pair.sender.frame(LINK, &end).unwrap();
+    }
+    pair.send(4, TOKENS);
+    while pair.poll_sender() {}
+    assert_eq!(pair.ended(4), [Reason::Done]);
+    assert!(pair.memory.held.is_empty(), "rows are held for a receiver that wants none");
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::error::{Error, Kind, Result};
 use crate::transfer::frames::{Answer, Frame, Grant, Reason};
 use crate::transfer::quarantine::Fence;
-use crate::transfer::sender::line::{Job, What};
+use crate::transfer::sender::line::{Failing, Job, What};
 use crate::transfer::sender::request::{Granted, Target};
 use crate::transfer::sender::{Early, Event, Sender, count};
 
@@ -55,7 +55,9 @@ impl Sender {
     fn granted(&mut self, index: usize, link: u32, grant: &Grant<'_>) -> Result<()> {
         let Some(line) = self.lines.get_mut(index) else { return Ok(()) };
         let fence = grant.fence;
-        if line.has_ended(fence) {
+        let kept = self.early.iter().any(|early| (early.link, early.fence) == (link, fence))
+            || self.requests.get_mut(&fence.request).is_some_and(|of| of.grant_of(fence, link).is_some());
+        if !kept && line.has_ended(fence) {
             return line.say(&Frame::Failed { fence, reason: Reason::Gone });
         }
         let (tokens, first, replica) = (grant.tokens, grant.first, grant.replica);
@@ -96,12 +98,20 @@ impl Sender {
         let pages = grant.tokens.div_ceil(peer.paired.plan.target.page_tokens.max(1)) as usize;
         let landing = grant.done || !line.far || grant.landing.len() == pages;
         let numbers = grant.tokens == sending.tokens && grant.first <= grant.tokens && landing;
-        if !gets || other || !numbers || grant.replica != self.own.rank.replica {
-            return line.say(&refuse(Reason::BadFormat));
-        }
         let twice = sending.grants.iter().any(|known| known.rank == rank);
-        if twice || sending.failed.is_some() || sending.parts.iter().any(|held| held.released) {
-            return line.say(&refuse(sending.failed.unwrap_or(Reason::Gone)));
+        let late = twice || sending.failed.is_some() || sending.parts.iter().any(|held| held.released);
+        let wrong = !gets || other || !numbers || grant.replica != self.own.rank.replica;
+        let reason = match wrong {
+            true => Some(Reason::BadFormat),
+            false => late.then_some(sending.failed.unwrap_or(Reason::Gone)),
+        };
+        if let Some(reason) = reason {
+            // One that was known does not come again, so it is refused until it ends.
+            if now {
+                return line.say(&refuse(reason));
+            }
+            line.failing.push(Failing { fence, reason, told: None });
+            return Ok(());
         }
         if now {
             line.say(&kept)?;
@@ -172,7 +182,8 @@ impl Sender {
             }
             What::Payload(payload) => (What::Payload(*payload), 0),
         };
-        let (request, bytes, attempts) = (job.request, job.bytes, job.attempts + 1);
+        // Its bytes were counted when it was told for the first time.
+        let (request, bytes, attempts) = (job.request, 0, job.attempts + 1);
         if let Some(line) = self.lines.get_mut(index) {
             line.push(Job { request, fence, what, runs: count, bytes, attempts });
         }
@@ -238,7 +249,8 @@ impl Sender {
     fn end(&mut self, link: u32, fence: Fence, reason: Reason) -> Result<()> {
         let Some(line) = self.lines.iter_mut().find(|line| line.link == link) else { return Ok(()) };
         line.note_end(fence);
-        self.early.retain(|early| (early.link, early.fence) != (link, fence));
+        // What is done already stays known until its request begins.
+        self.early.retain(|early| early.done || (early.link, early.fence) != (link, fence));
         let request = fence.request;
         let granted = self.requests.get_mut(&request).and_then(|sending| {
             let drained = sending.grant_of(fence, link)?.drained;

@@ -205,7 +205,8 @@ impl Line {
     pub fn split(&mut self, place: usize) -> bool {
         let lost = self.told.get(place).is_some_and(|told| told.jobs.iter().any(Option::is_none));
         if lost && let Some(told) = self.told.remove(place) {
-            self.ready.extend(told.jobs.into_iter().flatten());
+            let left = told.jobs.into_iter().flatten();
+            self.ready.extend(left.map(|job| Job { bytes: 0, ..job }));
         }
         lost
     }

@@ -8,7 +8,7 @@
 //! | what happens | the sender |
 //! |---|---|
 //! | [`Sender::begin`] | knows the request |
-//! | a grant comes, before or after that | tells what is computed, and from then on each part at once |
+//! | a grant comes, before or after that | tells what is computed, and from then on each part at once, if it is long |
 //! | [`Sender::computed`] | tells the parts of all requests of the call in one notice for each receiver |
 //! | an answer | releases parts that all receivers have; sends failed runs again |
 //! | [`Sender::finish`] | knows that nothing more comes; a short prompt's rows are told only now, in one notice |
@@ -27,12 +27,14 @@
 //! **Writers from afar** ([`Action::Write`]) write rows first, and tell them when they are written. After an end the
 //! sender says *drained* once none of the fence's writes is in flight. A grant that comes after its end is none.
 //!
-//! **Lost messages.** What is not answered within [`Options::resend`] is sent again, under its number. A connection on
-//! which nothing comes for [`Options::patience`], although something is owed, is to be closed ([`Action::Close`]).
+//! **Lost messages.** A notice, a payload or a failure that is not answered within [`Options::resend`] is sent again. A
+//! connection on which nothing comes for [`Options::patience`], although something is owed, is to be closed
+//! ([`Action::Close`]).
 //!
-//! **Costs.** A message is a look at the runs of its rows, twice: once to count, once for digests. A request takes
-//! memory for its parts and jobs; a run takes none, but for its four bytes in a frame. A call looks at the requests
-//! that it names; a poll at each connection, and at the messages there that were not answered.
+//! **Costs.** A message is a look at the runs of its rows. They are counted before where they may be too many for it,
+//! and where their bytes are paced. A request takes memory for its parts and jobs; a run takes none, but for its four
+//! bytes in a frame. A call looks at the requests that it names; a poll at each connection, and at the messages there
+//! that were not answered.
 
 mod heard;
 mod line;

@@ -59,7 +59,7 @@ impl Sender {
                 true => Some(Duration::ZERO),
                 false => (ready || unwritten).then_some(self.pace),
             };
-            let small = (line.has_small() || line.heard).then_some(Duration::ZERO);
+            let small = (line.has_small() && !line.broken || line.heard).then_some(Duration::ZERO);
             told.chain(failing).chain(fresh).chain(small).chain(self.patience_of(line))
         });
         let events = (!self.events.is_empty()).then_some(Duration::ZERO);
@@ -96,7 +96,9 @@ impl Sender {
         if std::mem::take(&mut line.heard) {
             line.heard_at = Some(now);
         }
-        if let Some(bytes) = line.small() {
+        if !line.broken
+            && let Some(bytes) = line.small()
+        {
             frame.clear();
             frame.extend(bytes);
             return Ok(Some(Action::Frame { link }));

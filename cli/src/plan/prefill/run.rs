@@ -3,6 +3,7 @@
 
 use forebay::predict::plan::Batch;
 use forebay::predict::prefill::{ACKNOWLEDGE_US, Demand, LINK_RATE, plan};
+use forebay::predict::weights::Attention;
 use forebay::{Error, Kind, Result, Shape};
 
 use super::super::args::Arguments;
@@ -76,6 +77,12 @@ impl Arguments {
                     .with("sp", ranks)
                     .with("gpus", deployed.gpus)
                     .hint("pass a divisor of --gpus"));
+            }
+            if ranks > 1 && deployed.attention == Attention::Tensor {
+                return Err(Error::new(Kind::InvalidConfig, "plan")
+                    .at("--attention tp: heads and tokens are not divided over the same GPUs")
+                    .with("sp", ranks)
+                    .hint("plan with --attention dp, or without --sp"));
             }
             let weights = match &self.weights {
                 Some(given) => given.bytes,

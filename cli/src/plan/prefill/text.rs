@@ -72,7 +72,7 @@ fn shape(point: &Point) -> Option<String> {
         bytes => format!("index keys of {bytes} bytes in {}", counted(geometry.index_layers(), "layer")),
     };
     Some(format!(
-        "{}: {} layers, rows of {} bytes, {} on the wire, {keys}",
+        "{}: {} layers, rows of {} bytes, {} in the ring, {keys}",
         point.model,
         geometry.layers(),
         geometry.row_bytes(),
