@@ -374,3 +374,33 @@ fn an_end_that_comes_twice_before_its_request_ends_it_when_it_begins() {
     assert_eq!(pair.ended(4), [Reason::Done]);
     assert!(pair.memory.held.is_empty(), "rows are held for a receiver that wants none");
 }
+
+/// A caller that polls until nothing is left is told once that a connection is to be closed.
+#[test]
+fn a_silent_connection_is_to_be_closed_once() {
+    let mut pair = Pair::usual();
+    pair.grant(4, TOKENS);
+    pair.settle();
+    pair.send(4, TOKENS);
+    let (mut frame, mut closes) = (Vec::new(), 0);
+    for times in 0..3 {
+        for _ in 0..20 {
+            match pair.sender.poll(SENDING.patience * times * 2, &mut pair.memory, &mut frame).unwrap() {
+                Some(sender::Action::Close { link }) => closes += u32::from(link == LINK),
+                Some(_) => {}
+                None => break,
+            }
+        }
+    }
+    assert_eq!(closes, 1);
+    let mut receiver = Pair::usual().receiver;
+    let mut closes = 0;
+    receiver.connect(LINK + 1, false).unwrap();
+    for times in 0..3 {
+        while let Some(action) = receiver.poll(RECEIVING.patience * times * 2, &mut frame) {
+            closes += u32::from(action == receiver::Action::Close { link: LINK + 1 });
+            assert!(closes < 3, "a caller that polls until nothing is left never ends");
+        }
+    }
+    assert_eq!(closes, 1, "its other end never said hello");
+}

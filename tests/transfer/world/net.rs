@@ -9,6 +9,7 @@ use std::time::Duration;
 use forebay::transfer::{Fence, Run};
 
 use super::nodes::Origins;
+use crate::frame_bytes::sum;
 
 /// How rows cross.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,18 +144,6 @@ impl Future {
             }
         }
     }
-}
-
-/// CRC32C, a bit at a time.
-pub fn sum(bytes: &[u8]) -> u32 {
-    let mut crc = u32::MAX;
-    for byte in bytes {
-        crc ^= u32::from(*byte);
-        for _ in 0..8 {
-            crc = if crc & 1 == 1 { (crc >> 1) ^ 0x82F6_3B78 } else { crc >> 1 };
-        }
-    }
-    !crc
 }
 
 /// Gives a changed frame a sum that fits.

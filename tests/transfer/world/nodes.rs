@@ -184,7 +184,7 @@ pub enum From<'a> {
     Landing,
 }
 
-/// A receiver's mover. It may damage what it fetches, and scribble on landing pages right after.
+/// A receiver's mover. It may damage what it fetches, and a write from afar may race with it.
 pub struct Hands<'a> {
     pub from: From<'a>,
     pub cache: &'a mut Pool,
@@ -229,6 +229,14 @@ impl receiver::Mover for Hands<'_> {
         if (self.faults)() {
             into[0] ^= 1;
         }
+        // A late write from afar lands between the fetch and the store.
+        if let (From::Landing, Some(table)) = (&self.from, self.tables.get(&fence))
+            && (self.faults)()
+        {
+            let mut other = into.to_vec();
+            other[0] ^= 1;
+            self.landing.write(table.landing[run.to.page as usize], run, &other);
+        }
         Ok(())
     }
 
@@ -237,10 +245,6 @@ impl receiver::Mover for Hands<'_> {
         if self.reads_twice {
             let origin = self.origin;
             self.get(fence, origin, run, &mut bytes)?;
-            if (self.faults)() {
-                // A writer from afar, or a sender that uses its memory again, was faster.
-                bytes[0] ^= 1;
-            }
         }
         match self.tables.get(&fence).filter(|table| !table.ended) {
             Some(table) => self.cache.write(table.pages[run.to.page as usize], run, &bytes),

@@ -660,8 +660,20 @@ impl World {
             }
             receiver::Event::Drained { fence } => self.open.retain(|open| *open != (index, fence)),
             receiver::Event::Free { landing } => {
+                let node = &mut self.receivers[index];
                 for page in landing {
-                    self.receivers[index].landing.owner[page as usize] = None;
+                    let owner = &mut node.landing.owner[page as usize];
+                    let arrives =
+                        |fence: &Fence| node.tables.get(fence).is_some_and(|of| !of.ended && !of.whole);
+                    match owner.filter(arrives) {
+                        None => *owner = None,
+                        // The control has given the page to others meanwhile: it stays theirs.
+                        Some(_) if self.weak == Weak::TimeOut => {}
+                        Some(fence) => {
+                            self.broken
+                                .get_or_insert(format!("a page of {fence:?} is free while it arrives"));
+                        }
+                    }
                 }
             }
         }
