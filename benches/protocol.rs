@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use clock::Lap;
 use criterion::Criterion;
-use forebay::transfer::receiver::{self, Mover, Wanted};
+use forebay::transfer::receiver::{self, Mover, Wanted, Where};
 use forebay::transfer::sender::{self, Computed, Source};
 use forebay::transfer::{
     Component, Fence, LayerPlaces, Place, Rank, Receiver, Run, Sender, Side as End, Split, Stage,
@@ -63,7 +63,7 @@ impl Source for Nothing {
 }
 
 impl Mover for Nothing {
-    fn fetch(&mut self, _: u32, _: Fence, _: u64, _: &Run, into: &mut [u8]) -> forebay::Result<()> {
+    fn fetch(&mut self, _: u32, _: Fence, _: Where, _: &Run, into: &mut [u8]) -> forebay::Result<()> {
         into.fill(7);
         Ok(())
     }

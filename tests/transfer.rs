@@ -3,6 +3,8 @@
 
 #[path = "transfer/bad.rs"]
 mod bad;
+#[path = "transfer/conformance.rs"]
+mod conformance;
 #[path = "transfer/ends.rs"]
 mod ends;
 #[path = "support/frame_bytes.rs"]

@@ -19,12 +19,22 @@
 //! writer from afar may still reach from being used again.
 //!
 //! **What it does not do.** It copies nothing, opens no connection, and does not know addresses: a run names pages by
-//! their order in a request. It converts nothing: other numbers, heads or sizes are refused. Fabrics, which carry
-//! frames and rows, do not exist yet.
+//! their order in a request. It converts nothing: other numbers, heads or sizes are refused.
+//!
+//! **Fabrics** carry frames and rows ([`fabric`]). An end ([`SendingEnd`], [`ReceivingEnd`]) joins a machine and its
+//! fabric. `conformance` holds a fabric to what the machines need. `model` is one in memory, driven by a seed, which
+//! can go wrong in each way that a real one does. Both are of the feature `check`. Fabrics of real memory and sockets
+//! do not exist yet.
 
+#[cfg(feature = "check")]
+pub mod conformance;
 mod digest;
+mod ends;
+pub mod fabric;
 mod frames;
 mod ledger;
+#[cfg(feature = "check")]
+pub mod model;
 mod pairing;
 mod plan;
 mod quarantine;
@@ -36,6 +46,7 @@ mod staging;
 mod wire;
 
 pub use digest::digest;
+pub use ends::{Polled, ReceivingEnd, SendingEnd, Store};
 pub use frames::{
     Answer, Digests, FRAME_MAX, Frame, Grant, Greeting, LANDING_MAX, List, Notice, PAYLOAD_MAX, Payload,
     Rank, Reason, Rows,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use forebay::transfer::receiver::{self, Mover, Wanted};
+use forebay::transfer::receiver::{self, Mover, Wanted, Where};
 use forebay::transfer::sender::{self, Computed, Source};
 use forebay::transfer::{
     Component, Fence, Frame, LayerPlaces, Ledger, Of, Place, Plan, Rank, Receiver, Request, Run, Sender,
@@ -74,7 +74,7 @@ impl Source for Rows {
 }
 
 impl Mover for Rows {
-    fn fetch(&mut self, _: u32, _: Fence, _: u64, _: &Run, into: &mut [u8]) -> forebay::Result<()> {
+    fn fetch(&mut self, _: u32, _: Fence, _: Where, _: &Run, into: &mut [u8]) -> forebay::Result<()> {
         into.fill(7);
         Ok(())
     }

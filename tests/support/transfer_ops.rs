@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use forebay::transfer::receiver::{self, Mover, Wanted};
+use forebay::transfer::receiver::{self, Mover, Wanted, Where};
 use forebay::transfer::sender::{self, Computed, Source};
 use forebay::transfer::{
     Component, Fence, Frame, LayerPlaces, Of, Place, Plan, Rank, Receiver, Request, Run, Sender, Side, Split,
@@ -137,14 +137,15 @@ impl Source for Memory {
 }
 
 impl Mover for Memory {
-    fn fetch(&mut self, _: u32, fence: Fence, origin: u64, run: &Run, into: &mut [u8]) -> Result<()> {
+    fn fetch(&mut self, _: u32, fence: Fence, at: Where, run: &Run, into: &mut [u8]) -> Result<()> {
         let wrong = || Error::new(Kind::OutOfRange, "fetch");
-        if self.far {
-            for (token, bytes) in (run.token..).zip(into.chunks_exact_mut(2)) {
-                bytes.copy_from_slice(self.landed.get(&(fence, run.layer, token)).ok_or_else(wrong)?);
+        match at {
+            Where::Landing(_) => {
+                for (token, bytes) in (run.token..).zip(into.chunks_exact_mut(2)) {
+                    bytes.copy_from_slice(self.landed.get(&(fence, run.layer, token)).ok_or_else(wrong)?);
+                }
             }
-        } else {
-            into.copy_from_slice(&self.rows(origin, run).ok_or_else(wrong)?);
+            Where::Origin(origin) => into.copy_from_slice(&self.rows(origin, run).ok_or_else(wrong)?),
         }
         if std::mem::take(&mut self.spoil) {
             into[0] ^= 0x40;

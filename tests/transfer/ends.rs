@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use forebay::Kind;
-use forebay::transfer::{Fence, Frame, Reason, receiver, sender};
+use forebay::transfer::receiver::Wanted;
+use forebay::transfer::sender::{Computed, Source};
+use forebay::transfer::{Fence, Frame, Rank, Reason, Receiver, Run, Sender, Side, receiver, sender};
+use forebay::{Error, Kind, Result};
 
-use crate::pair::{LAYERS, LINK, Pair, RECEIVING, SENDING, millis};
+use crate::pair::{LAYERS, LINK, Memory, Pair, RANK, RECEIVING, SENDING, millis, side};
 
 /// Who gives up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -403,4 +405,72 @@ fn a_silent_connection_is_to_be_closed_once() {
         }
     }
     assert_eq!(closes, 1, "its other end never said hello");
+}
+
+/// Rows that cannot be read fail their request at all connections in the same poll, also at one that was looked at
+/// before. One of two receivers has the first rows already, so that only the other one's are read.
+#[test]
+fn rows_that_cannot_be_read_are_told_to_all_receivers_at_once() {
+    struct Unreadable;
+    impl Source for Unreadable {
+        fn read(&mut self, _: u64, _: &Run, _: &mut [u8]) -> Result<()> {
+            Err(Error::new(Kind::Io, "read"))
+        }
+    }
+    for all in 0..2 {
+        let mut sender = two_receivers(all);
+        let part = |tokens| Computed { request: 1, layer: 0, tokens, chunk: None, origin: 1 };
+        let (mut frame, mut memory) = (Vec::new(), Memory::default());
+        memory.hold(1, 0, 0..4);
+        sender.computed(&[part(2..4)]).unwrap();
+        while sender.poll(millis(1), &mut memory, &mut frame).unwrap().is_some() {}
+        sender.computed(&[part(0..2)]).unwrap();
+        let mut failed = [0; 2];
+        while let Some(action) = sender.poll(millis(2), &mut Unreadable, &mut frame).unwrap() {
+            if let sender::Action::Frame { link } = action
+                && let Frame::Failed { reason, .. } = Frame::decode(&frame).unwrap()
+            {
+                assert_eq!(reason, Reason::Gone);
+                failed[link as usize] += 1;
+            }
+        }
+        assert_eq!(failed, [1, 1], "{all}");
+        assert!(sender.due().is_none_or(|due| due > millis(2)), "{all}: {:?}", sender.due());
+    }
+}
+
+/// A sender with a request that two receivers want: one of them all of it, the other one from its third token on.
+fn two_receivers(all: u32) -> Sender {
+    // Both ranks keep the one head.
+    let to = Side { width: 2, ..side(LAYERS) };
+    let mut sender = Sender::new(side(LAYERS), RANK, SENDING).unwrap();
+    let (mut frame, nothing) = (Vec::new(), &mut Memory::default());
+    for lane in 0..2 {
+        let rank = Rank { instance: 2, lane, ..RANK };
+        let mut receiver = Receiver::new(to.clone(), rank, RECEIVING).unwrap();
+        sender.connect(lane, false).unwrap();
+        receiver.connect(lane, false).unwrap();
+        while let Some(action) = sender.poll(millis(0), nothing, &mut frame).unwrap() {
+            // The other connection is told that its grant is known.
+            if action == (sender::Action::Frame { link: lane }) {
+                receiver.frame(lane, &frame, nothing).unwrap();
+            }
+        }
+        let wanted = Wanted {
+            fence: Fence { request: 1, generation: 1 },
+            tokens: 4,
+            first: if lane == all { 0 } else { 2 },
+            sender: (RANK.instance, 0),
+            payloads: &[],
+            landing: &[],
+            deadline: None,
+        };
+        receiver.grant(&wanted).unwrap();
+        while let Some(action) = receiver.poll(millis(0), &mut frame) {
+            assert_eq!(action, receiver::Action::Frame { link: lane });
+            sender.frame(lane, &frame).unwrap();
+        }
+    }
+    sender.begin(1, 4, None).unwrap();
+    sender
 }

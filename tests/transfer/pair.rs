@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use forebay::transfer::receiver::{self, Mover, Wanted};
+use forebay::transfer::receiver::{self, Mover, Wanted, Where};
 use forebay::transfer::sender::{self, Computed, Source};
 use forebay::transfer::{
     Component, Fence, Frame, LayerPlaces, Of, Place, Plan, Rank, Receiver, Request, Run, Sender, Side, Split,
@@ -115,18 +115,19 @@ impl Source for Memory {
 }
 
 impl Mover for Memory {
-    fn fetch(&mut self, link: u32, fence: Fence, origin: u64, run: &Run, into: &mut [u8]) -> Result<()> {
+    fn fetch(&mut self, link: u32, fence: Fence, at: Where, run: &Run, into: &mut [u8]) -> Result<()> {
         assert_eq!(link, LINK);
         self.fetched.push((run.layer, run.token));
-        if self.far {
-            let landed = |token| {
-                let row = self.landed.get(&(fence, run.layer, token));
-                row.copied().ok_or_else(|| Error::new(Kind::OutOfRange, "a row that has not landed"))
-            };
-            let rows: Vec<_> = (run.token..run.token + run.tokens).map(landed).collect::<Result<_>>()?;
-            into.copy_from_slice(&rows.concat());
-        } else {
-            into.copy_from_slice(&self.rows(origin, run)?);
+        match at {
+            Where::Landing(_) => {
+                let landed = |token| {
+                    let row = self.landed.get(&(fence, run.layer, token));
+                    row.copied().ok_or_else(|| Error::new(Kind::OutOfRange, "a row that has not landed"))
+                };
+                let rows: Vec<_> = (run.token..run.token + run.tokens).map(landed).collect::<Result<_>>()?;
+                into.copy_from_slice(&rows.concat());
+            }
+            Where::Origin(origin) => into.copy_from_slice(&self.rows(origin, run)?),
         }
         if let Some(left) = self.wrong.get_mut(&(run.layer, run.token)).filter(|left| **left > 0) {
             *left -= 1;

@@ -8,7 +8,7 @@ use crate::transfer::digest::{digest, of_payload};
 use crate::transfer::frames::{Frame, Notice, Payload, Reason, Rows, answer};
 use crate::transfer::quarantine::{Fence, Writer};
 use crate::transfer::receiver::arriving::{Arriving, Saying, Says, Waiting};
-use crate::transfer::receiver::{Event, Mover, Receiver};
+use crate::transfer::receiver::{Event, Mover, Receiver, Where};
 use crate::transfer::runs::{Of, Request, room};
 
 const OPERATION: &str = "transfer receiver";
@@ -153,9 +153,8 @@ impl Receiver {
         let wrong = |at| (Reason::BadFormat, Error::new(Kind::BadFormat, OPERATION).at(at));
         let Some(arriving) = self.arriving.get_mut(&part.fence) else { return Ok(()) };
         let line = self.lines.get(index);
-        let Some((link, peer)) = line.and_then(|line| Some((line.link, line.peer.as_ref()?))) else {
-            return Ok(());
-        };
+        let found = line.and_then(|line| Some((line.link, line.far, line.peer.as_ref()?)));
+        let Some((link, far, peer)) = found else { return Ok(()) };
         let tokens = part.tokens.clone();
         if tokens.is_empty() || tokens.start < arriving.first || tokens.end > arriving.tokens {
             return Err(wrong("tokens of a notice"));
@@ -184,7 +183,11 @@ impl Receiver {
                 return Ok(());
             }
             let bytes = room(bytes, &run)?;
-            let fetched = mover.fetch(link, fence, part.origin, &run, bytes);
+            let at = match arriving.landing.get(run.to.page as usize) {
+                Some(page) if far => Where::Landing(*page),
+                _ => Where::Origin(part.origin),
+            };
+            let fetched = mover.fetch(link, fence, at, &run, bytes);
             if fetched.is_err() || digest(fence, &run, bytes) != told {
                 arriving.wrong = Some((run.layer, run.component, run.token));
                 failed.push((place, own));

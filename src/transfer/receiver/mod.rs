@@ -79,14 +79,24 @@ impl Default for Options {
     }
 }
 
+/// Where a run's bytes are fetched from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Where {
+    /// From where the sender has them, as it said ([`Computed::origin`](crate::transfer::sender::Computed::origin)); or
+    /// from what came with the notice.
+    Origin(u64),
+    /// From a landing page of the use, to which a writer from afar has written them. They are there as they will be in
+    /// the receiver's own page: at [`Run::to`].
+    Landing(u32),
+}
+
 /// Moves the bytes of runs.
 pub trait Mover {
-    /// Copies a run's pieces, one after another, into private memory: from where the sender has them (`origin`, as the
-    /// sender gave it), from the landing pages of the fence, or from what has come on the connection.
+    /// Copies a run's pieces, one after another, into private memory.
     ///
     /// # Errors
     /// Any: the run is asked for again.
-    fn fetch(&mut self, link: u32, fence: Fence, origin: u64, run: &Run, into: &mut [u8]) -> Result<()>;
+    fn fetch(&mut self, link: u32, fence: Fence, at: Where, run: &Run, into: &mut [u8]) -> Result<()>;
 
     /// Stores checked bytes in the receiver's own pages.
     ///

@@ -194,6 +194,8 @@ pub struct Sender {
     pace: Duration,
     /// The line that is looked at first.
     turn: usize,
+    /// Whether rows could not be read: connections that were looked at before have more to say.
+    unreadable: bool,
     /// A run's bytes, and the digests of a job.
     bytes: Vec<u8>,
     digests: Vec<(u32, u32)>,
@@ -221,6 +223,7 @@ impl Sender {
             writes: 0,
             pace: Duration::ZERO,
             turn: 0,
+            unreadable: false,
             bytes: Vec::new(),
             digests: Vec::new(),
         })
@@ -299,6 +302,11 @@ impl Sender {
             }
         }
         Ok(())
+    }
+
+    /// Whether this side divides tokens, so that parts have chunks.
+    pub(in crate::transfer) fn divides(&self) -> bool {
+        self.own.divides()
     }
 
     /// Visits the runs of an [`Action::Write`]: those of its rows to the connection's receiver, of these all or some.

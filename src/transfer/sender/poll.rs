@@ -33,7 +33,9 @@ impl Sender {
             self.fail(request, Reason::TimedOut);
             self.clear(request);
         }
-        for _ in 0..self.lines.len() {
+        let mut left = self.lines.len();
+        while left > 0 {
+            left -= 1;
             if let Some(event) = self.events.pop_front() {
                 return Ok(Some(Action::Event(event)));
             }
@@ -41,6 +43,9 @@ impl Sender {
             self.turn = (self.turn + 1) % self.lines.len();
             if let Some(action) = self.poll_line(self.turn, now, source, frame)? {
                 return Ok(Some(action));
+            }
+            if std::mem::take(&mut self.unreadable) {
+                left = self.lines.len();
             }
         }
         Ok(self.events.pop_front().map(Action::Event))
@@ -269,6 +274,7 @@ impl Sender {
         }
         self.fail(request, Reason::Gone);
         self.clear(request);
+        self.unreadable = true;
         Ok(None)
     }
 }

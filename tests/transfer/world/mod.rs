@@ -1,24 +1,31 @@
-//! Both machines in a world with one seed: ranks of a prefill and of a decode instance, engines that compute and give
-//! up, and a fabric that loses, repeats, reorders, damages and delays, whose ends crash and start again.
+//! Both machines in a world with one seed: ranks of one or two prefill and decode instances and of their replicas,
+//! engines that compute and give up, and the model fabric (`transfer::model`), which loses, repeats, reorders, damages
+//! and delays, and whose ends crash and start again.
 //!
 //! **What must hold.** A layer that is said to be ready has exactly the rows of its attempt, and keeps them until its
 //! pages are given back. No write lands on a page that is not its own. Rows are read only while they are held. When
 //! faults have ended every request becomes whole, and nothing is left: no page, no landing page, no part of a sender's
 //! memory, no end without an answer.
 
-mod net;
+mod fabric;
+mod future;
 mod nodes;
 mod steps;
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay::transfer::{Chunk, Fence, Plan, Rank, Receiver, Request, Sender, Side, Split, receiver, sender};
+use forebay::transfer::model::{self, Draw, Net, Way};
+use forebay::transfer::{
+    Chunk, Fence, Plan, Rank, Receiver, ReceivingEnd, Request, Sender, SendingEnd, Side, Split, receiver,
+    sender,
+};
 
 use crate::random::{Layout, side};
-use net::{Draw, Faults, Future, Happens, Way};
-use nodes::{Pool, Prompt, ReceiverNode, SenderNode, rows};
+use future::{Future, Happens};
+use nodes::{Listening, Origins, Pages, Prompt, ReceiverNode, SenderNode, rows};
 
 /// A rule that a weaker receiver would follow, as a control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,13 +41,20 @@ pub enum Weak {
     ReadsTwice,
 }
 
-struct Link {
-    sender: usize,
-    receiver: usize,
-    /// Whether each end takes it to be alive.
-    up: [bool; 2],
-    /// Processes are counted: a write of an older one lands in no newer one's memory.
-    processes: [u32; 2],
+/// How often of a thousand times something happens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// What the fabric does.
+    pub fabric: model::Faults,
+    /// A notice arrives with another use's fence, and with a sum that fits: what a confused sender would say.
+    pub misnamed: u64,
+    /// Any bytes of a message are others, with a sum that fits.
+    pub nonsense: u64,
+    /// A sender's rows cannot be read; a receiver's cannot be stored.
+    pub unread: u64,
+    pub unstored: u64,
+    pub crash: u64,
+    pub abort: u64,
 }
 
 /// One try at a request.
@@ -53,6 +67,9 @@ struct Attempt {
     /// Chunk and layer, in the order of computing.
     steps: Vec<(usize, u32)>,
     next: usize,
+    /// The ranks that take part: those of one replica of one instance on each side.
+    from: Vec<usize>,
+    to: Vec<usize>,
     /// Sender ranks at which it goes on.
     begun: Vec<bool>,
     /// By receiver: the use of its pages.
@@ -76,8 +93,8 @@ pub struct World {
     plan: Plan,
     senders: Vec<SenderNode>,
     receivers: Vec<ReceiverNode>,
-    processes: [Vec<u32>; 2],
-    links: Vec<Link>,
+    net: Net,
+    last_seen: model::Seen,
     attempts: Vec<Attempt>,
     future: Future,
     now: Duration,
@@ -88,11 +105,11 @@ pub struct World {
     patient: bool,
     /// Whether a message was nonsense.
     confused: bool,
-    /// Landing pages, as senders were told.
-    granted: HashMap<(u32, Fence), Vec<u32>>,
     /// Uses whose end was not answered, by receiver.
     open: Vec<(usize, Fence)>,
     pub seen: Seen,
+    /// How many processes there were on each side.
+    processes: [usize; 2],
 }
 
 /// What a world has seen, so that tests know that faults happened.
@@ -103,8 +120,13 @@ pub struct Seen {
     pub resent: u32,
     pub late_writes: u32,
     pub cut: u32,
-    pub closed: u32,
     pub layers: u32,
+    /// Worlds with several replicas or instances, and second connections of the same ends.
+    pub several: u32,
+    pub doubled: u32,
+    pub unwritten: u32,
+    /// The most requests whose rows were computed together.
+    pub together: u32,
 }
 
 /// Faults end here.
@@ -149,34 +171,45 @@ fn shape(draw: &mut Draw) -> [Side; 2] {
     [end(split, &[1, 2]), end(Split::Heads, &[1, 2])]
 }
 
-fn ranks(side: &Side) -> Vec<Rank> {
-    let stages = 0..side.stages.len() as u32;
-    stages
-        .flat_map(|stage| (0..side.width).map(move |lane| Rank { instance: 0, replica: 0, stage, lane }))
+/// The ranks of so many instances from a number on.
+fn ranks(side: &Side, instances: std::ops::Range<u64>) -> Vec<Rank> {
+    let (stages, width) = (0..side.stages.len() as u32, side.width);
+    let replicas = instances.flat_map(|instance| (0..side.replicas).map(move |replica| (instance, replica)));
+    let places: Vec<_> = stages.flat_map(|stage| (0..width).map(move |lane| (stage, lane))).collect();
+    replicas
+        .flat_map(|(instance, replica)| {
+            places.clone().into_iter().map(move |(stage, lane)| Rank { instance, replica, stage, lane })
+        })
         .collect()
 }
 
 impl World {
     pub fn new(seed: u64, faults: Faults, way: Option<Way>, weak: Weak) -> World {
         let mut draw = Draw::new(seed);
-        let sides = shape(&mut draw);
+        let mut sides = shape(&mut draw);
+        // Replicas and instances of one side, seldom, because they cost time.
+        let mut instances = [1, 1];
+        let several = draw.below(12);
+        if let Some(side) = sides.get_mut(several as usize) {
+            side.replicas = 2;
+        } else if let Some(count) = instances.get_mut((several as usize).wrapping_sub(2)) {
+            *count = 2;
+        }
         let plan = Plan::new(&sides[0], &sides[1]).unwrap();
         let way = way.unwrap_or([Way::Shared, Way::Stream, Way::Far][draw.below(3) as usize]);
-        let senders: Vec<_> = ranks(&sides[0])
+        let senders: Vec<_> = ranks(&sides[0], 0..instances[0])
             .into_iter()
-            .map(|rank| SenderNode { rank, machine: None, origins: Vec::new() })
+            .map(|rank| SenderNode { rank, process: 0, end: None, memory: Rc::default() })
             .collect();
-        let receivers: Vec<_> = ranks(&sides[1])
+        let receivers: Vec<_> = ranks(&sides[1], 50..50 + instances[1])
             .into_iter()
             .map(|rank| {
-                let bytes = &sides[1].stages[rank.stage as usize].page_bytes;
-                // Few pages, so that they are used again.
-                let pool = || Pool::new(96 / sides[1].page_tokens.min(8) as usize + 2, bytes);
-                let (cache, landing) = (pool(), pool());
-                ReceiverNode { rank, machine: None, cache, landing, tables: HashMap::new(), generation: 0 }
+                let memory = Rc::new(RefCell::new(Pages::new(0, &[], false)));
+                ReceiverNode { rank, process: 0, end: None, memory, links: Vec::new(), generation: 0 }
             })
             .collect();
-        let processes = [vec![0; senders.len()], vec![0; receivers.len()]];
+        let net = Net::new(seed ^ 0xFAB, way, faults.fabric);
+        net.calm(CALM);
         let mut world = World {
             draw,
             way,
@@ -186,8 +219,8 @@ impl World {
             plan,
             senders,
             receivers,
-            processes,
-            links: Vec::new(),
+            last_seen: net.seen(),
+            net,
             attempts: Vec::new(),
             future: Future::default(),
             now: Duration::ZERO,
@@ -195,9 +228,9 @@ impl World {
             broken: None,
             patient: seed.is_multiple_of(3),
             confused: false,
-            granted: HashMap::new(),
             open: Vec::new(),
-            seen: Seen::default(),
+            seen: Seen { several: u32::from(several < 4), ..Seen::default() },
+            processes: [0; 2],
         };
         (0..world.senders.len()).for_each(|index| world.start_sender(index));
         (0..world.receivers.len()).for_each(|index| world.start_receiver(index));
@@ -209,26 +242,37 @@ impl World {
 
     fn start_sender(&mut self, index: usize) {
         let node = &mut self.senders[index];
-        node.machine = Some(Sender::new(self.sides[0].clone(), node.rank, SENDING).unwrap());
-        node.origins.clear();
-        self.processes[0][index] += 1;
-        for receiver in 0..self.receivers.len() {
-            self.future.at(self.now + self.draw.millis(30), Happens::Connect(index, receiver));
-        }
+        let machine = Sender::new(self.sides[0].clone(), node.rank, SENDING).unwrap();
+        node.memory = Rc::new(RefCell::new(Origins::default()));
+        node.end = Some(SendingEnd::new(machine, self.net.sender(node.memory.clone())));
+        node.process = self.processes[0];
+        self.processes[0] += 1;
     }
 
     fn start_receiver(&mut self, index: usize) {
-        let bytes = &self.sides[1].stages[self.receivers[index].rank.stage as usize].page_bytes;
         let node = &mut self.receivers[index];
-        node.machine = Some(Receiver::new(self.sides[1].clone(), node.rank, RECEIVING).unwrap());
-        node.cache = Pool::new(node.cache.pages.len(), bytes);
-        node.landing = Pool::new(node.landing.pages.len(), bytes);
-        node.tables.clear();
+        let bytes = &self.sides[1].stages[node.rank.stage as usize].page_bytes;
+        // Few pages, so that they are used again.
+        let pages = 96 / self.sides[1].page_tokens.min(8) as usize + 2;
+        let machine = Receiver::new(self.sides[1].clone(), node.rank, RECEIVING).unwrap();
+        node.memory = Rc::new(RefCell::new(Pages::new(pages, bytes, self.weak == Weak::ReadsTwice)));
+        let inner = self.net.receiver(node.memory.clone());
+        node.end = Some(ReceivingEnd::new(machine, Listening { inner, heard: Vec::new() }));
+        node.links.clear();
+        node.process = self.processes[1];
+        self.processes[1] += 1;
         self.open.retain(|(of, _)| *of != index);
-        self.processes[1][index] += 1;
-        for sender in 0..self.senders.len() {
-            self.future.at(self.now + self.draw.millis(30), Happens::Connect(sender, index));
-        }
+    }
+
+    /// The ranks of one replica of one instance: those of any rank that is drawn.
+    fn replica(&mut self, end: usize) -> Vec<usize> {
+        let all: Vec<Rank> = match end {
+            0 => self.senders.iter().map(|node| node.rank).collect(),
+            _ => self.receivers.iter().map(|node| node.rank).collect(),
+        };
+        let one = all[self.draw.below(all.len() as u64) as usize];
+        let same = |rank: &Rank| (rank.instance, rank.replica) == (one.instance, one.replica);
+        (0..all.len()).filter(|index| same(&all[*index])).collect()
     }
 
     /// Plans one more try at a request. Each has a number of its own.
@@ -251,6 +295,7 @@ impl World {
         let salt = (self.attempts.len() as u8).wrapping_mul(37).wrapping_add(11);
         let all = Request { tokens, replicas: [0, 0], chunks: &chunks };
         let rows = Rc::new(rows(&self.sides[0], &all, salt));
+        let (from, to) = (self.replica(0), self.replica(1));
         let layers: Vec<u32> = self.plan.layers().collect();
         let steps =
             (0..ends.len()).flat_map(|chunk| layers.iter().map(move |layer| (chunk, *layer))).collect();
@@ -262,6 +307,8 @@ impl World {
             rows,
             steps,
             next: 0,
+            from,
+            to,
             begun: vec![false; self.senders.len()],
             fences: vec![None; self.receivers.len()],
             whole: 0,
@@ -285,17 +332,15 @@ impl World {
     pub fn run(&mut self) -> Result<(), String> {
         let mut count = 0;
         while !self.is_over() {
-            let due = self.due();
-            let first = self.future.first();
-            match (first, due) {
-                (Some(first), due) if due.is_none_or(|due| first <= due) => {
-                    let (time, happens) = self.future.take().unwrap();
-                    self.now = self.now.max(time);
-                    self.happens(happens);
-                }
-                (_, Some(due)) => self.now = self.now.max(due),
-                (None, None) => return Err(format!("nothing happens any more: {}", self.left())),
-                (Some(_), None) => unreachable!("the first arm takes it"),
+            let times = [self.future.first(), self.net.next(), self.due()];
+            let Some(time) = times.into_iter().flatten().min() else {
+                return Err(format!("nothing happens any more: {}", self.left()));
+            };
+            self.now = self.now.max(time);
+            self.net.advance(self.now);
+            self.watch_connections();
+            if let Some(happens) = self.future.take(self.now) {
+                self.happens(happens);
             }
             self.pump();
             if let Some(due) = self.due().filter(|due| *due <= self.now) {
@@ -310,18 +355,24 @@ impl World {
                 return Err(broken);
             }
         }
+        let seen = self.net.seen();
+        (self.seen.cut, self.seen.resent) = (seen.cut, seen.lost_or_twice);
+        (self.seen.doubled, self.seen.unwritten) = (seen.doubled, seen.unwritten);
         self.check_nothing_left()
     }
 
     fn due(&self) -> Option<Duration> {
-        let due = self.senders.iter().filter_map(|node| node.machine.as_ref()?.due());
-        due.chain(self.receivers.iter().filter_map(|node| node.machine.as_ref()?.due())).min()
+        let due = self.senders.iter().filter_map(|node| node.end.as_ref()?.machine.due());
+        due.chain(self.receivers.iter().filter_map(|node| node.end.as_ref()?.machine.due())).min()
     }
 
     fn is_over(&self) -> bool {
-        let ended = self.receivers.iter().all(|node| node.tables.values().all(|table| table.ended));
-        let quiet = self.open.is_empty() && self.receivers.iter().all(|node| node.landing.is_free());
-        self.attempts.iter().all(|attempt| attempt.over) && ended && quiet
+        let quiet = |node: &ReceiverNode| {
+            let memory = node.memory.borrow();
+            memory.tables.values().all(|table| table.ended) && memory.landing.is_free()
+        };
+        let over = self.attempts.iter().all(|attempt| attempt.over) && self.open.is_empty();
+        over && self.receivers.iter().all(quiet)
     }
 
     fn left(&self) -> String {
@@ -333,7 +384,7 @@ impl World {
             .collect();
         if std::env::var_os("WORLD_DEBUG").is_some() {
             for node in &self.senders {
-                println!("{:#?}", node.machine);
+                println!("{:#?}", node.end.as_ref().map(|end| &end.machine));
             }
         }
         format!("{attempts:?}, ends {:?}, {:?}", self.open, self.way)
@@ -341,13 +392,15 @@ impl World {
 
     fn check_nothing_left(&self) -> Result<(), String> {
         for node in &self.receivers {
-            let Some(machine) = &node.machine else { continue };
-            if !node.cache.is_free() || !node.landing.is_free() || machine.quarantine().reached() > 0 {
+            let Some(end) = &node.end else { continue };
+            let memory = node.memory.borrow();
+            let reached = end.machine.quarantine().reached();
+            if !memory.cache.is_free() || !memory.landing.is_free() || reached > 0 {
                 return Err(format!("pages are left at {:?}", node.rank));
             }
         }
-        for node in self.senders.iter().filter(|node| node.machine.is_some()) {
-            if node.origins.iter().any(|origin| !origin.released) {
+        for node in self.senders.iter().filter(|node| node.end.is_some()) {
+            if node.memory.borrow().parts.iter().any(|origin| !origin.released) {
                 return Err(format!("rows are held at {:?}", node.rank));
             }
         }
@@ -364,16 +417,25 @@ impl World {
 pub fn faults(seed: u64) -> Faults {
     let mut draw = Draw::new(seed ^ 0xF00D);
     let mut some = |most: u64| if draw.often(400) { draw.below(most) } else { 0 };
-    Faults {
+    let fabric = model::Faults {
         lost: some(200),
         twice: some(200),
+        reordered: some(1000),
         late: some(300),
         damaged: some(30),
+        fetched: some(100),
+        refused: some(60),
+        unwritten: some(60),
+        cut: some(15),
+        doubled: some(500),
+    };
+    Faults {
+        fabric,
         misnamed: some(100),
         nonsense: some(60),
-        fetched: some(100),
-        cut: some(15),
-        crash: some(8),
+        unread: some(8),
+        unstored: some(8),
+        crash: some(12),
         abort: some(300),
     }
 }
@@ -400,9 +462,14 @@ fn no_wrong_row_is_ready_and_nothing_is_left_whatever_the_fabric_does() {
         all.late_writes += seen.late_writes;
         all.cut += seen.cut;
         all.layers += seen.layers;
+        all.several += seen.several;
+        all.doubled += seen.doubled;
+        all.unwritten += seen.unwritten;
+        all.together = all.together.max(seen.together);
     }
     println!("{all:?}");
     assert!(all.failed > 50 && all.resent > 50 && all.late_writes > 10 && all.cut > 50, "{all:?}");
+    assert!(all.several > 30 && all.doubled > 30 && all.unwritten > 10 && all.together > 2, "{all:?}");
 }
 
 /// Without faults each request is whole at the first try.
@@ -410,7 +477,9 @@ fn no_wrong_row_is_ready_and_nothing_is_left_whatever_the_fabric_does() {
 fn without_faults_nothing_fails_and_nothing_is_sent_twice() {
     for seed in 0..60 {
         for way in [Way::Shared, Way::Stream, Way::Far] {
-            let seen = run(seed, Faults::default(), Some(way), Weak::No).unwrap();
+            let reordered = if seed % 2 == 0 { 0 } else { 800 };
+            let fabric = model::Faults { reordered, ..model::Faults::default() };
+            let seen = run(seed, Faults { fabric, ..Faults::default() }, Some(way), Weak::No).unwrap();
             assert_eq!((seen.failed, seen.resent, seen.cut), (0, 0, 0), "seed {seed} {way:?}");
         }
     }
@@ -420,7 +489,9 @@ fn without_faults_nothing_fails_and_nothing_is_sent_twice() {
 #[test]
 fn lost_messages_fail_no_request() {
     for seed in 0..100 {
-        let faults = Faults { lost: 150, twice: 100, late: 100, ..Faults::default() };
+        let fabric =
+            model::Faults { lost: 150, twice: 100, late: 100, reordered: 500, ..model::Faults::default() };
+        let faults = Faults { fabric, ..Faults::default() };
         let seen = run(seed, faults, None, Weak::No).unwrap();
         assert_eq!((seen.failed, seen.cut), (0, 0), "seed {seed}");
     }
@@ -438,13 +509,15 @@ fn a_seed_fails(way: Way, weak: Weak, faults: Faults, says: &str) {
 
 #[test]
 fn control_a_layer_that_is_complete_by_count_has_wrong_rows() {
-    let faults = Faults { twice: 200, fetched: 100, lost: 100, ..Faults::default() };
+    let fabric = model::Faults { twice: 200, fetched: 100, lost: 100, ..model::Faults::default() };
+    let faults = Faults { fabric, ..Faults::default() };
     a_seed_fails(Way::Stream, Weak::ByCount, faults, "layer");
 }
 
 #[test]
 fn control_landing_pages_that_are_used_again_after_a_time_are_written_by_others() {
-    let faults = Faults { abort: 600, late: 500, ..Faults::default() };
+    let fabric = model::Faults { late: 500, ..model::Faults::default() };
+    let faults = Faults { fabric, abort: 600, ..Faults::default() };
     a_seed_fails(Way::Far, Weak::TimeOut, faults, "is not its own");
 }
 
@@ -456,6 +529,7 @@ fn control_a_digest_of_bytes_alone_takes_rows_of_another_request() {
 
 #[test]
 fn control_what_is_read_again_after_the_check_may_be_wrong() {
-    let faults = Faults { fetched: 100, ..Faults::default() };
+    let fabric = model::Faults { fetched: 100, ..model::Faults::default() };
+    let faults = Faults { fabric, ..Faults::default() };
     a_seed_fails(Way::Far, Weak::ReadsTwice, faults, "layer");
 }

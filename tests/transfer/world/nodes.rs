@@ -1,10 +1,13 @@
-//! The processes of the world: machines, and the memory that they send from and receive in.
+//! The processes of the world: ends of the fabric, and the memory that they send from and receive in.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use forebay::transfer::sender::Source;
-use forebay::transfer::{Chunk, Fence, Rank, Receiver, Request, Run, Sender, Side, receiver};
+use forebay::transfer::fabric::{Fabric, Happened, ReceiverFabric};
+use forebay::transfer::model::{By, Landing, Memory, ModelReceiver, ModelSender};
+use forebay::transfer::receiver::Where;
+use forebay::transfer::{Chunk, Fence, Rank, ReceivingEnd, Request, Run, SendingEnd, Side, Store};
 use forebay::{Error, Kind, Result};
 
 use crate::map::{Key, each};
@@ -28,7 +31,6 @@ pub fn rows(side: &Side, request: &Request<'_>, salt: Salt) -> Rows {
 }
 
 /// A part of a sender's memory: rows of one layer and chunk, until it is used for something else.
-#[derive(Clone)]
 pub struct Origin {
     pub rows: Rc<Rows>,
     pub layer: u32,
@@ -39,42 +41,54 @@ pub struct Origin {
 }
 
 /// A sender's memory.
-pub type Origins = Vec<Origin>;
-
-/// The bytes of a run in a sender's memory. What is not there, or not there any more, reads as other bytes.
-pub fn read(origins: &Origins, origin: u64, run: &Run, into: &mut [u8]) -> Result<()> {
-    let place = usize::try_from(origin).ok().and_then(|at| origins.get(at));
-    let Some(held) = place else { return Err(Error::new(Kind::OutOfRange, "read")) };
-    let key = (run.from.stage, run.from.lane, held.chunk, run.from.page, run.from.plane);
-    let page = held.rows.get(&key);
-    for (at, to) in (0_u64..).zip(into) {
-        let (piece, byte) = (at / run.bytes, at % run.bytes);
-        let offset = run.from.offset + piece * run.from.stride + byte;
-        let found = page.and_then(|page| page.get(offset as usize)).copied().flatten();
-        let own = found.filter(|((layer, token), _)| *layer == held.layer && held.tokens.contains(token));
-        *to = match own {
-            Some((_, holds)) if !held.released => holds,
-            Some((_, holds)) => holds ^ 0x5A,
-            None => 0xEE,
-        };
-    }
-    Ok(())
+#[derive(Default)]
+pub struct Origins {
+    pub parts: Vec<Origin>,
+    /// Whether the machine's next read fails.
+    pub refuses: bool,
+    /// Whether one did.
+    pub refused: bool,
+    /// What was done that must never be.
+    pub broken: Option<String>,
 }
 
-pub struct Reader<'a>(pub &'a Origins);
-
-impl Source for Reader<'_> {
-    fn read(&mut self, origin: u64, run: &Run, into: &mut [u8]) -> Result<()> {
-        assert!(!self.0[origin as usize].released, "rows are read that were released");
-        read(self.0, origin, run, into)
+impl Memory for Origins {
+    /// What is not there, or not there any more, reads as other bytes.
+    fn read(&mut self, by: By, origin: u64, run: &Run, into: &mut [u8]) -> Result<()> {
+        let place = usize::try_from(origin).ok().and_then(|at| self.parts.get(at));
+        let Some(held) = place else { return Err(Error::new(Kind::OutOfRange, "read")) };
+        if by == By::Machine {
+            if held.released {
+                self.broken = Some("rows are read that were released".to_owned());
+            }
+            if std::mem::take(&mut self.refuses) {
+                self.refused = true;
+                return Err(Error::new(Kind::Io, "read"));
+            }
+        }
+        let key = (run.from.stage, run.from.lane, held.chunk, run.from.page, run.from.plane);
+        let page = held.rows.get(&key);
+        for (at, to) in (0_u64..).zip(into) {
+            let (piece, byte) = (at / run.bytes, at % run.bytes);
+            let offset = run.from.offset + piece * run.from.stride + byte;
+            let found = page.and_then(|page| page.get(offset as usize)).copied().flatten();
+            let own = found.filter(|((layer, token), _)| *layer == held.layer && held.tokens.contains(token));
+            *to = match own {
+                Some((_, holds)) if !held.released => holds,
+                Some((_, holds)) => holds ^ 0x5A,
+                None => 0xEE,
+            };
+        }
+        Ok(())
     }
 }
 
 pub struct SenderNode {
     pub rank: Rank,
-    /// None while its process is dead.
-    pub machine: Option<Sender>,
-    pub origins: Origins,
+    /// The process's number in the fabric; its end is none while it is dead.
+    pub process: usize,
+    pub end: Option<SendingEnd<ModelSender>>,
+    pub memory: Rc<RefCell<Origins>>,
 }
 
 /// Pages of a pool: what they hold by plane, and whose they are.
@@ -116,7 +130,7 @@ impl Pool {
     }
 
     /// Writes a run's bytes at its receiver's end.
-    pub fn write(&mut self, page: u32, run: &Run, bytes: &[u8]) {
+    fn write(&mut self, page: u32, run: &Run, bytes: &[u8]) {
         for (at, byte) in (0_u64..).zip(bytes) {
             let offset = run.to.offset + at / run.bytes * run.to.stride + at % run.bytes;
             let plane = &mut self.pages[page as usize][run.to.plane as usize];
@@ -124,7 +138,7 @@ impl Pool {
         }
     }
 
-    pub fn read(&self, page: u32, run: &Run, into: &mut [u8]) {
+    fn read(&self, page: u32, run: &Run, into: &mut [u8]) {
         for (at, byte) in (0_u64..).zip(into) {
             let offset = run.to.offset + at / run.bytes * run.to.stride + at % run.bytes;
             *byte = self.pages[page as usize][run.to.plane as usize][offset as usize];
@@ -141,12 +155,114 @@ pub struct Table {
     pub ended: bool,
 }
 
-pub struct ReceiverNode {
-    pub rank: Rank,
-    pub machine: Option<Receiver>,
+/// A receiver's memory.
+pub struct Pages {
     pub cache: Pool,
     pub landing: Pool,
     pub tables: HashMap<Fence, Table>,
+    /// Writes for a use of pages that had ended.
+    pub late_writes: u32,
+    /// A control: what is stored is read again after the check.
+    pub reads_twice: bool,
+    /// Whether the next run cannot be stored, and whether one could not.
+    pub refuses: bool,
+    pub refused: bool,
+    /// What was done that must never be.
+    pub broken: Option<String>,
+}
+
+impl Pages {
+    pub fn new(count: usize, bytes: &[u64], reads_twice: bool) -> Pages {
+        Pages {
+            cache: Pool::new(count, bytes),
+            landing: Pool::new(count, bytes),
+            tables: HashMap::new(),
+            late_writes: 0,
+            reads_twice,
+            refuses: false,
+            refused: false,
+            broken: None,
+        }
+    }
+}
+
+impl Landing for Pages {
+    fn write(&mut self, fence: Fence, page: u32, run: &Run, bytes: &[u8]) {
+        if self.landing.owner[page as usize] != Some(fence) {
+            self.broken.get_or_insert(format!("{fence:?} writes page {page}, which is not its own"));
+            return;
+        }
+        let late = self.tables.get(&fence).is_none_or(|table| table.ended || table.whole);
+        self.late_writes += u32::from(late);
+        self.landing.write(page, run, bytes);
+    }
+
+    fn read(&mut self, page: u32, run: &Run, into: &mut [u8]) -> Result<()> {
+        self.landing.read(page, run, into);
+        Ok(())
+    }
+}
+
+/// Stores rows in a receiver's memory.
+pub struct Hands(pub Rc<RefCell<Pages>>);
+
+impl Store for Hands {
+    fn store(&mut self, fence: Fence, run: &Run, bytes: &[u8]) -> Result<()> {
+        let memory = &mut *self.0.borrow_mut();
+        if std::mem::take(&mut memory.refuses) {
+            memory.refused = true;
+            return Err(Error::new(Kind::Io, "store"));
+        }
+        let Some(table) = memory.tables.get(&fence).filter(|table| !table.ended) else {
+            memory.broken = Some(format!("{fence:?} is stored after its end"));
+            return Ok(());
+        };
+        let mut bytes = bytes.to_vec();
+        if memory.reads_twice {
+            memory.landing.read(table.landing[run.to.page as usize], run, &mut bytes);
+        }
+        memory.cache.write(table.pages[run.to.page as usize], run, &bytes);
+        Ok(())
+    }
+}
+
+/// A receiver's end of the fabric, and the frames that have come at it.
+pub struct Listening {
+    pub inner: ModelReceiver,
+    pub heard: Vec<(u32, Vec<u8>)>,
+}
+
+impl Fabric for Listening {
+    fn poll(&mut self, frame: &mut Vec<u8>) -> Result<Option<Happened>> {
+        let happened = self.inner.poll(frame)?;
+        if let Some(Happened::Frame { link }) = happened {
+            self.heard.push((link, frame.clone()));
+        }
+        Ok(happened)
+    }
+
+    fn close(&mut self, link: u32) {
+        self.inner.close(link);
+    }
+}
+
+impl ReceiverFabric for Listening {
+    fn send(&mut self, link: u32, frame: &[u8]) -> Result<()> {
+        self.inner.send(link, frame)
+    }
+
+    fn fetch(&mut self, link: u32, fence: Fence, at: Where, run: &Run, into: &mut [u8]) -> Result<()> {
+        self.inner.fetch(link, fence, at, run, into)
+    }
+}
+
+pub struct ReceiverNode {
+    pub rank: Rank,
+    pub process: usize,
+    pub end: Option<ReceivingEnd<Listening>>,
+    pub memory: Rc<RefCell<Pages>>,
+    /// Connections that are alive at this end.
+    pub links: Vec<u32>,
     /// Generations are kept across processes.
     pub generation: u64,
 }
@@ -161,96 +277,20 @@ impl ReceiverNode {
         (fence, first, salt): (Fence, u32, Salt),
         layer: Option<u32>,
     ) -> Option<String> {
-        let table = &self.tables[&fence];
+        let memory = self.memory.borrow();
+        let table = &memory.tables[&fence];
         let mut wrong = None;
         each(side, request, |(stage, lane, _, page, plane), at, (of, token), holds| {
             let own = (stage, lane) == (self.rank.stage, self.rank.lane);
             if own && token >= first && layer.is_none_or(|layer| layer == of) {
                 let physical = table.pages[page as usize];
-                let found = self.cache.pages[physical as usize][plane as usize][at as usize];
+                let found = memory.cache.pages[physical as usize][plane as usize][at as usize];
                 if found != holds ^ salt {
                     wrong.get_or_insert(format!("{fence:?} layer {of} token {token}: {found:#x}"));
                 }
             }
         });
         wrong
-    }
-}
-
-/// Where a receiver's rows come from: the sender's memory, what came with the notice, or landing pages.
-pub enum From<'a> {
-    Shared(&'a Origins),
-    Stream(&'a Origins),
-    Landing,
-}
-
-/// A receiver's mover. It may damage what it fetches, and a write from afar may race with it.
-pub struct Hands<'a> {
-    pub from: From<'a>,
-    pub cache: &'a mut Pool,
-    pub landing: &'a mut Pool,
-    pub tables: &'a HashMap<Fence, Table>,
-    /// Draws whether a fault happens.
-    pub faults: &'a mut dyn FnMut() -> bool,
-    /// A control: what is stored is read again after the check.
-    pub reads_twice: bool,
-    origin: u64,
-    /// What was done that must never be.
-    pub broken: Option<String>,
-}
-
-impl<'a> Hands<'a> {
-    pub fn new(
-        from: From<'a>,
-        (cache, landing, tables): (&'a mut Pool, &'a mut Pool, &'a HashMap<Fence, Table>),
-        faults: &'a mut dyn FnMut() -> bool,
-        reads_twice: bool,
-    ) -> Hands<'a> {
-        Hands { from, cache, landing, tables, faults, reads_twice, origin: 0, broken: None }
-    }
-
-    fn get(&mut self, fence: Fence, origin: u64, run: &Run, into: &mut [u8]) -> Result<()> {
-        match self.from {
-            From::Shared(origins) | From::Stream(origins) => read(origins, origin, run, into),
-            From::Landing => {
-                let table = self.tables.get(&fence).ok_or_else(|| Error::new(Kind::Closed, "fetch"))?;
-                let page = table.landing.get(run.to.page as usize).copied();
-                self.landing.read(page.ok_or_else(|| Error::new(Kind::Closed, "fetch"))?, run, into);
-                Ok(())
-            }
-        }
-    }
-}
-
-impl receiver::Mover for Hands<'_> {
-    fn fetch(&mut self, _: u32, fence: Fence, origin: u64, run: &Run, into: &mut [u8]) -> Result<()> {
-        self.origin = origin;
-        self.get(fence, origin, run, into)?;
-        if (self.faults)() {
-            into[0] ^= 1;
-        }
-        // A late write from afar lands between the fetch and the store.
-        if let (From::Landing, Some(table)) = (&self.from, self.tables.get(&fence))
-            && (self.faults)()
-        {
-            let mut other = into.to_vec();
-            other[0] ^= 1;
-            self.landing.write(table.landing[run.to.page as usize], run, &other);
-        }
-        Ok(())
-    }
-
-    fn store(&mut self, fence: Fence, run: &Run, bytes: &[u8]) -> Result<()> {
-        let mut bytes = bytes.to_vec();
-        if self.reads_twice {
-            let origin = self.origin;
-            self.get(fence, origin, run, &mut bytes)?;
-        }
-        match self.tables.get(&fence).filter(|table| !table.ended) {
-            Some(table) => self.cache.write(table.pages[run.to.page as usize], run, &bytes),
-            None => self.broken = Some(format!("{fence:?} is stored after its end")),
-        }
-        Ok(())
     }
 }
 

@@ -1,0 +1,258 @@
+//! Checks of rows: both machines over the fabric.
+
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::transfer::conformance::rig::{LANDING, LAYERS, ORIGINS, Rig, TOKENS, Write, landed};
+use crate::transfer::conformance::subject::{Checked, Subject, told};
+use crate::transfer::frames::Reason;
+use crate::transfer::quarantine::Fence;
+use crate::transfer::sender::Computed;
+
+/// How long nothing may happen after what ends it.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// A request on its way from a sender to a receiver, by their indices.
+#[derive(Clone, Copy)]
+struct Going {
+    ranks: (usize, usize),
+    request: u64,
+    tokens: u32,
+    /// The first token that is wanted.
+    first: u32,
+    /// Tokens of a chunk.
+    chunk: u32,
+}
+
+impl Going {
+    /// Chunks and layers, in the order of computing.
+    fn parts(&self) -> Vec<(u32, std::ops::Range<u32>)> {
+        let firsts = (0..self.tokens).step_by(self.chunk.max(1) as usize);
+        let chunk = |first: u32| first..(first + self.chunk).min(self.tokens);
+        firsts.flat_map(|first| (0..LAYERS).map(move |layer| (layer, chunk(first)))).collect()
+    }
+}
+
+impl<S: Subject> Rig<'_, S> {
+    fn begin(&mut self, going: Going) -> Checked<Fence> {
+        let Going { ranks: (sender, receiver), request, tokens, first, .. } = going;
+        let own = self.senders.get_mut(sender).ok_or("no such sender")?;
+        own.end.machine.begin(request, tokens, None).map_err(told)?;
+        self.grant((receiver, sender), request, (tokens, first))
+    }
+
+    /// Computes one part: puts its rows, and tells the sender.
+    fn compute(
+        &mut self,
+        going: Going,
+        (layer, tokens): (u32, std::ops::Range<u32>),
+        origin: u64,
+    ) -> Checked {
+        let (sender, request) = (going.ranks.0, going.request);
+        self.put(sender, (request, origin), (layer, tokens.clone()), false)?;
+        let own = self.senders.get_mut(sender).ok_or("no such sender")?;
+        own.end.machine.computed(&[Computed { request, layer, tokens, chunk: None, origin }]).map_err(told)
+    }
+
+    fn finish(&mut self, going: Going) -> Checked {
+        let own = self.senders.get_mut(going.ranks.0).ok_or("no such sender")?;
+        own.end.machine.finish(going.request).map_err(told)
+    }
+
+    /// Waits until a request is whole at its receiver and over at its sender, and compares its rows.
+    fn whole(&mut self, going: Going, fence: Fence) -> Checked {
+        let (sender, receiver) = going.ranks;
+        self.until("a whole request", |rig| {
+            let whole = rig.receivers.get(receiver).is_some_and(|of| of.whole.contains(&fence));
+            let ended =
+                rig.senders.get(sender).is_some_and(|of| of.ended.contains(&(fence.request, Reason::Done)));
+            whole && ended
+        })?;
+        self.check((receiver, sender), fence, going.first..going.tokens)
+    }
+
+    /// All landing pages are free again.
+    fn all_free(&mut self) -> Checked {
+        self.until("the landing pages of requests that are over", |rig| {
+            rig.receivers.iter().all(|of| of.free.len() == LANDING as usize)
+        })
+    }
+}
+
+pub(super) fn whole<S: Subject>(subject: &mut S) -> Checked {
+    let mut rig = Rig::new(subject, 1)?;
+    let shapes =
+        [(1, 0, 1), (4, 0, 4), (5, 0, 5), (17, 0, 6), (24, 0, 24), (23, 7, 9), (24, 23, 24), (13, 12, 5)];
+    for (request, (tokens, first, chunk)) in (1..).zip(shapes) {
+        let going = Going { ranks: (0, 0), request, tokens, first, chunk };
+        let fence = rig.begin(going)?;
+        for (origin, part) in (0..).zip(going.parts()) {
+            rig.compute(going, part, origin)?;
+            rig.poll()?;
+        }
+        rig.finish(going)?;
+        rig.whole(going, fence)?;
+        rig.all_free()?;
+    }
+    // Two at a time, told together.
+    let both = [20_u64, 21].map(|request| Going { ranks: (0, 0), request, tokens: 24, first: 0, chunk: 24 });
+    let fences = [rig.begin(both[0])?, rig.begin(both[1])?];
+    rig.settle()?;
+    for (at, (layer, tokens)) in (0..).zip(both[0].parts()) {
+        let mut parts = Vec::new();
+        for (place, going) in (0..).zip(both) {
+            let origin = 2 * at + place;
+            rig.put(0, (going.request, origin), (layer, tokens.clone()), false)?;
+            let tokens = tokens.clone();
+            parts.push(Computed { request: going.request, layer, tokens, chunk: None, origin });
+        }
+        let own = rig.senders.first_mut().ok_or("no sender")?;
+        own.end.machine.computed(&parts).map_err(told)?;
+    }
+    both.iter().try_for_each(|going| rig.finish(*going))?;
+    both.iter().zip(fences).try_for_each(|(going, fence)| rig.whole(*going, fence))?;
+    rig.all_free()
+}
+
+/// The rows of each part are others for a while after they were told, as those of an engine that writes too early.
+pub(super) fn changes<S: Subject>(subject: &mut S) -> Checked {
+    let mut rig = Rig::new(subject, 1)?;
+    rig.rows_change = true;
+    let going = Going { ranks: (0, 0), request: 1, tokens: 24, first: 0, chunk: 12 };
+    let fence = rig.begin(going)?;
+    rig.settle()?;
+    for (origin, (layer, tokens)) in (0..).zip(going.parts()) {
+        rig.compute(going, (layer, tokens.clone()), origin)?;
+        rig.poll_senders()?;
+        rig.put(0, (1, origin), (layer, tokens.clone()), true)?;
+        let end = rig.now + Duration::from_millis(15);
+        while rig.now < end {
+            rig.poll_receivers()?;
+            rig.now = rig.subject.wait();
+        }
+        rig.put(0, (1, origin), (layer, tokens), false)?;
+    }
+    rig.finish(going)?;
+    rig.whole(going, fence)
+}
+
+pub(super) fn reuse<S: Subject>(subject: &mut S) -> Checked {
+    let mut rig = Rig::new(subject, 1)?;
+    let mut request = 0;
+    let mut next = |first| {
+        request += 1;
+        Going { ranks: (0, 0), request, tokens: TOKENS, first, chunk: 8 }
+    };
+    let steps = next(0).parts().len();
+    for round in 0..2 * (steps + 1) {
+        let (stop, by_sender) = (round / 2, round % 2 == 0);
+        let going = next(0);
+        let fence = rig.begin(going)?;
+        for (origin, part) in (0..ORIGINS).zip(going.parts()).take(stop) {
+            rig.compute(going, part, origin)?;
+            if round % 3 > 0 {
+                rig.poll()?;
+            }
+            if round % 3 > 1 {
+                rig.now = rig.subject.wait();
+            }
+        }
+        if by_sender {
+            let own = rig.senders.first_mut().ok_or("no sender")?;
+            own.end.machine.abort(going.request).map_err(told)?;
+        } else {
+            let own = rig.receivers.first_mut().ok_or("no receiver")?;
+            own.end.machine.abort(fence).map_err(told)?;
+        }
+        // The memory is used again as soon as the sender's request is over, the landing pages as soon as they are free.
+        rig.until("the end of an aborted request", |rig| {
+            let over = rig.senders.iter().all(|of| of.ended.iter().any(|(of, _)| *of == going.request));
+            over && rig.receivers.iter().all(|of| of.free.len() == LANDING as usize)
+        })?;
+        let going = next(0);
+        let fence = rig.begin(going)?;
+        for (origin, part) in (0..).zip(going.parts()) {
+            rig.compute(going, part, origin)?;
+        }
+        rig.finish(going)?;
+        rig.whole(going, fence)?;
+        rig.all_free()?;
+    }
+    Ok(())
+}
+
+pub(super) fn mixing<S: Subject>(subject: &mut S) -> Checked {
+    const RANKS: usize = 3;
+    let mut rig = Rig::new(subject, RANKS as u64)?;
+    for round in 0..RANKS {
+        // The same requests and generations on all connections at once.
+        let request = round as u64 + 1;
+        let all: Vec<Going> = (0..RANKS)
+            .map(|sender| {
+                let ranks = (sender, (sender + round) % RANKS);
+                Going { ranks, request, tokens: 12, first: 0, chunk: 6 }
+            })
+            .collect();
+        let fences = all.iter().map(|going| rig.begin(*going)).collect::<Checked<Vec<_>>>()?;
+        for (origin, part) in (0..).zip(all.first().map_or_else(Vec::new, Going::parts)) {
+            all.iter().try_for_each(|going| rig.compute(*going, part.clone(), origin))?;
+            rig.poll()?;
+        }
+        all.iter().try_for_each(|going| rig.finish(*going))?;
+        all.iter().zip(&fences).try_for_each(|(going, fence)| rig.whole(*going, *fence))?;
+        rig.all_free()?;
+    }
+    Ok(())
+}
+
+/// A sender goes while it writes from afar.
+pub(super) fn destroyed<S: Subject>(subject: &mut S) -> Checked {
+    let mut rig = Rig::new(subject, 1)?;
+    if !rig.is_far() {
+        return Ok(());
+    }
+    for request in 1..=10 {
+        let going = Going { ranks: (0, 0), request, tokens: TOKENS, first: 0, chunk: TOKENS };
+        let fence = rig.begin(going)?;
+        rig.settle()?;
+        for (origin, part) in (0..).zip(going.parts()) {
+            rig.compute(going, part, origin)?;
+        }
+        rig.poll_senders()?;
+        let gone = rig.senders.pop().map(|sender| sender.end.fabric.writes).unwrap_or_default();
+        if gone.is_empty() {
+            return Err("no write has begun".to_owned());
+        }
+        rig.until("the destruction of what could write", |rig| {
+            let failed = |of: &Vec<(Fence, Error)>| of.iter().any(|(of, _)| *of == fence);
+            rig.receivers.iter().all(|of| of.free.len() == LANDING as usize && failed(&of.failed))
+        })?;
+        let before = look(&mut rig, gone.values())?;
+        let end = rig.now + QUIET;
+        while rig.now < end {
+            rig.now = rig.subject.wait();
+        }
+        if look(&mut rig, gone.values())? != before {
+            return Err("something landed after the destruction was told".to_owned());
+        }
+        rig.add_sender(request + 1)?;
+        rig.until("a successor", |rig| rig.senders.iter().all(|of| !of.links.is_empty()))?;
+        rig.settle()?;
+    }
+    Ok(())
+}
+
+/// What is on the landing pages of writes.
+fn look<'a, S: Subject>(
+    rig: &mut Rig<'_, S>,
+    writes: impl Iterator<Item = &'a Write>,
+) -> Checked<Vec<Vec<u8>>> {
+    let receiver = rig.receivers.first_mut().ok_or("no receiver")?;
+    let mut all = Vec::new();
+    for write in writes {
+        for (page, _, run) in &write.runs {
+            all.push(landed(&mut receiver.end.fabric, write, *page, run)?);
+        }
+    }
+    Ok(all)
+}
