@@ -7,6 +7,8 @@ mod bad;
 mod conformance;
 #[path = "transfer/ends.rs"]
 mod ends;
+#[path = "transfer/failures.rs"]
+mod failures;
 #[path = "support/frame_bytes.rs"]
 mod frame_bytes;
 #[path = "transfer/frames.rs"]
