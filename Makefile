@@ -186,7 +186,7 @@ docs:
 # its flag rebuilds everything.
 loom:
 ifneq ($(wildcard tests/loom.rs),)
-	FOREBAY_STANDIN=0 RUSTFLAGS='--cfg loom' CARGO_PROFILE_RELEASE_OPT_LEVEL=1 LOOM_MAX_PREEMPTIONS=2 cargo test -p forebay --release --test loom --test loom_handles --test loom_update --target-dir target/loom
+	FOREBAY_STANDIN=0 RUSTFLAGS='--cfg loom' CARGO_PROFILE_RELEASE_OPT_LEVEL=1 LOOM_MAX_PREEMPTIONS=2 cargo test -p forebay --release --test loom --test loom_handles --test loom_update --test loom_arrival --target-dir target/loom
 endif
 
 # RUSTC_BOOTSTRAP only lets the stable compiler accept the sanitizer's flag; no such build is shipped. This leaves out

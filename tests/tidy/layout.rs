@@ -63,6 +63,7 @@ const UNSAFE_FILES: &[&str] = &[
     "ci/race.rs",
     // A device around another one: the trait has an unsafe method.
     "src/check/watch/mod.rs",
+    "tests/loom_arrival/rig.rs",
     // A global allocator that counts.
     "tests/allocation.rs",
     // An engine that takes its memory back, and a driver loaded by name.

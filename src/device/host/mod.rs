@@ -328,13 +328,14 @@ impl Drop for HostDevice {
         for queue in streams.iter().filter_map(|s| s.queue.as_ref()) {
             queue.close();
         }
-        for stream in streams.drain(..) {
-            // Work that held the device drops it on its own stream. That stream's thread cannot join itself; it ends
-            // after this.
-            if let Some(thread) = stream.thread.filter(|t| t.thread().id() != thread::current().id()) {
-                // A stream whose work panicked has already failed the device; nothing is left to do.
-                let _ = thread.join();
-            }
+        // Work that held the device drops it on its own stream. That thread joins none: another stream may wait for a
+        // record that comes behind this work. Each thread ends after this, and keeps the memory until then.
+        let own = thread::current().id();
+        let is_own = |stream: &StreamState| stream.thread.as_ref().is_some_and(|t| t.thread().id() == own);
+        let inside = streams.iter().any(is_own);
+        for thread in streams.drain(..).filter_map(|stream| stream.thread).filter(|_| !inside) {
+            // A stream whose work panicked has already failed the device; nothing is left to do.
+            let _ = thread.join();
         }
     }
 }
