@@ -73,16 +73,17 @@ fn what_arrives_is_what_was_sent_whatever_the_fabric_does() {
     let arrived =
         [met.whole, met.early, met.warmed_before_whole, met.early_digests, met.shared, met.later_turns];
     let warmed = [met.without_keys, met.shortened, met.by_ages, met.by_selections, met.steps];
-    let least = if seeds() < 100 { 0 } else { 10 };
+    let least = if seeds() < 100 { 0 } else { 5 };
     assert!([&counts[..], &arrived, &warmed].concat().iter().all(|count| *count > least), "{met:?}");
 }
 
-/// Without faults each request is whole at the first try, whatever the way, unless it has to wait for room.
+/// Without faults no try at a request fails, but for those that wait for room too long, and no machine closes a
+/// connection.
 #[test]
-fn without_faults_nothing_is_sent_twice() {
+fn without_faults_nothing_fails() {
     for seed in 0..device::few(36).into() {
         let met = run(seed, (WAYS[(seed / 4 % 3) as usize], Wrong::Nothing, Faults::NONE)).unwrap();
-        assert_eq!((met.resent, met.cut), (0, 0), "seed {seed}");
+        assert_eq!((met.failed, met.cut), (met.waited, 0), "seed {seed}: {met:?}");
     }
 }
 
@@ -118,7 +119,7 @@ fn control_pages_that_are_released_before_their_writers_are_done_are_written_und
 
 #[test]
 fn control_a_request_that_runs_while_a_writer_reaches_its_pages_finds_other_rows() {
-    let faults = Faults { twice: 900, late: 400, fetched: 200, cut_whole: 500, ..Faults::NONE };
+    let faults = Faults { twice: 900, late: 300, fetched: 300, cut_whole: 900, ..Faults::NONE };
     is_found(Wrong::RunsReached, (Way::Pages, faults, 200), &WRONG);
 }
 

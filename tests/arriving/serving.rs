@@ -30,9 +30,17 @@ impl World {
             false => drop(of.cache.reap(of.streams[0]).unwrap()),
         }
         if !self.grants(index, rank) {
-            let waited = self.now - self.attempts[index].began > Duration::from_secs(1);
-            self.attempts[index].given_up |= waited;
+            self.waits(index, Duration::from_secs(1));
             self.future.at(self.now + Duration::from_millis(20), Happens::Grant(index, rank));
+        }
+    }
+
+    /// A request waits for room. It is given up when that takes too long: others may wait for what it has.
+    fn waits(&mut self, index: usize, most: Duration) {
+        let attempt = &mut self.attempts[index];
+        if self.now - attempt.began > most && !attempt.given_up {
+            attempt.given_up = true;
+            self.met.waited += 1;
         }
     }
 
@@ -351,8 +359,7 @@ impl World {
             Err(error) => {
                 assert!(is_full(&error), "{error}");
                 of.settle();
-                let waited = self.now - self.attempts[index].began > Duration::from_secs(3);
-                self.attempts[index].given_up |= waited;
+                self.waits(index, Duration::from_secs(3));
                 self.future.at(self.now + Duration::from_millis(20), Happens::Join(rank, fence));
             }
         }

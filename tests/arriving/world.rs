@@ -134,7 +134,9 @@ pub enum Happens {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Met {
     pub whole: u32,
+    /// Tries that were given up, and those of them that waited for room for too long.
     pub failed: u32,
+    pub waited: u32,
     pub resent: u32,
     pub cut: u32,
     pub late_writes: u32,
@@ -161,6 +163,7 @@ impl Met {
         for met in all {
             sum.whole += met.whole;
             sum.failed += met.failed;
+            sum.waited += met.waited;
             sum.resent += met.resent;
             sum.cut += met.cut;
             sum.late_writes += met.late_writes;
