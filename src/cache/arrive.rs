@@ -25,7 +25,8 @@
 //! after all of them, by the event of the record (`settle`).
 //!
 //! **Who writes.** If the receiver itself brings rows and keys, [`Cache::close`] ends the sequence at any time. If
-//! others write to its pages on their own, a write may land after the end: then [`Cache::abort`] ends it.
+//! others write to its pages on their own, a write may land after the end: then [`Cache::abort`] ends it. A write may
+//! land after rows were checked too: such a sequence runs when its writers are done, and is given up if one is lost.
 //!
 //! **Pages.** [`Cache::arrive_shared`] finds leading pages by their token ids, and the receiver tells the sender how
 //! many tokens it need not send. Nothing writes to those pages, neither the sender nor this module.

@@ -119,7 +119,9 @@ pub struct Wanted<'a> {
     pub sender: (u64, u32),
     /// The kinds of payloads that belong to it, each once.
     pub payloads: &'a [u8],
-    /// Where writers from afar write, as many pages as the tokens need; empty if the receiver itself reads.
+    /// Where writers from afar write, as many pages as the tokens need; empty if the receiver itself reads. Pages
+    /// before that of the first wanted token are not written to, but [`Event::Free`] lists them with the others. So
+    /// leading pages that other requests share have a number here that is of no page.
     pub landing: &'a [u32],
     /// When it fails, if it is not whole by then.
     pub deadline: Option<Duration>,
