@@ -1,11 +1,16 @@
 //! Ends: a machine and its end of a fabric, as an engine drives them.
 //!
 //! An engine calls `poll` in its transfer's loop, with the time since any beginning of its own, until it gives none.
-//! Then it waits: for the fabric, or until [`Sender::due`] or [`Receiver::due`].
+//! Then it waits: for the fabric, or until [`Sender::due`] or [`Receiver::due`]. An end is of one thread. A receiver's
+//! poll copies rows, so an engine that must not wait for that gives the end a thread of its own.
 //!
-//! A poll gives the machine what has happened at the fabric, all of it before it asks the machine what is to be done,
-//! and does that. What an engine has to know comes out of it. An error of one connection closes it and comes out as
-//! [`Polled::Lost`]; the fabric connects again.
+//! A poll gives the machine what has happened at the fabric before it asks the machine what is to be done, and does
+//! that. What an engine has to know comes out of it. An error of one connection closes it and comes out as
+//! [`Polled::Lost`]; the fabric connects again. A connection without room is left alone until it has room: the frame
+//! that was refused is kept, one for each connection.
+//!
+//! **Bounds.** A poll takes at most [`EVENTS`] events of the fabric before it asks the machine, so an end that is
+//! flooded still keeps its deadlines.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,14 +36,36 @@ pub enum Polled<E> {
     Lost {
         /// Its number.
         link: u32,
-        /// What was wrong with what came on it, or with the fabric; none if the other end closed it or is gone.
+        /// Why this end has closed it; none if the other end did, or is gone.
         why: Option<Error>,
     },
 }
 
-/// The error of a frame that loses more than the frame: its connection.
-fn breaks(sent: Result<()>) -> Option<Error> {
-    sent.err().filter(|error| error.kind() != Kind::Exhausted)
+/// The most events of a fabric that a poll takes before it asks the machine.
+pub const EVENTS: usize = 1 << 12;
+
+/// What became of a frame.
+enum Sent {
+    /// It is on its way, or its connection is gone, of which the fabric tells.
+    Done,
+    Refused,
+    Broken(Error),
+}
+
+impl Sent {
+    fn of(sent: Result<()>) -> Sent {
+        match sent {
+            Err(error) if error.kind() == Kind::Exhausted => Sent::Refused,
+            Err(error) if error.kind() != Kind::PeerLost => Sent::Broken(error),
+            _ => Sent::Done,
+        }
+    }
+}
+
+/// Why a machine wants a connection closed.
+fn given_up(link: u32) -> Error {
+    let error = Error::new(Kind::TimedOut, "transfer").at("a connection that did not answer in time");
+    error.with("link", link)
 }
 
 /// A rank of a sending instance.
@@ -48,15 +75,15 @@ pub struct SendingEnd<F> {
     pub machine: Sender,
     /// Its end of the fabric.
     pub fabric: F,
-    /// The landing pages of grants, by request.
-    landing: BTreeMap<u64, Vec<(u32, Fence, Vec<u32>)>>,
+    /// Frames that had no room, by connection.
+    refused: BTreeMap<u32, Vec<u8>>,
     frame: Vec<u8>,
 }
 
 impl<F: SenderFabric> SendingEnd<F> {
     /// A machine without connections and its end of a fabric.
     pub const fn new(machine: Sender, fabric: F) -> SendingEnd<F> {
-        SendingEnd { machine, fabric, landing: BTreeMap::new(), frame: Vec::new() }
+        SendingEnd { machine, fabric, refused: BTreeMap::new(), frame: Vec::new() }
     }
 
     /// The next thing that the engine has to know, or none for now.
@@ -64,36 +91,47 @@ impl<F: SenderFabric> SendingEnd<F> {
     /// # Errors
     /// Those of [`Fabric::poll`](crate::transfer::fabric::Fabric::poll), and of [`Sender::poll`].
     pub fn poll(&mut self, now: Duration) -> Result<Option<Polled<sender::Event>>> {
-        loop {
-            while let Some(happened) = self.fabric.poll(&mut self.frame)? {
-                if let Some(polled) = self.happened(happened) {
-                    return Ok(Some(polled));
-                }
+        for _ in 0..EVENTS {
+            let Some(happened) = self.fabric.poll(&mut self.frame)? else { break };
+            if let Some(polled) = self.happened(happened) {
+                return Ok(Some(polled));
             }
-            let Some(action) = self.machine.poll(now, &mut self.fabric, &mut self.frame)? else {
-                return Ok(None);
-            };
+        }
+        while let Some(action) = self.machine.poll(now, &mut self.fabric, &mut self.frame)? {
             if let Some(polled) = self.act(action) {
                 return Ok(Some(polled));
             }
         }
+        Ok(None)
     }
 
     fn happened(&mut self, happened: Happened) -> Option<Polled<sender::Event>> {
         match happened {
             Happened::Connected { link, far } => match self.machine.connect(link, far) {
                 Ok(()) => Some(Polled::Connected { link }),
-                Err(error) => self.close(link, Some(error)),
+                Err(error) => self.close(link, error),
             },
             Happened::Frame { link } => {
                 let taken = self.machine.frame(link, &self.frame);
-                taken.err().and_then(|error| self.close(link, Some(error)))
+                taken.err().and_then(|error| self.close(link, error))
             }
+            Happened::Alive { link } => {
+                self.machine.alive(link);
+                None
+            }
+            Happened::Room { link } => match self.refused.remove(&link) {
+                Some(frame) => self.send(link, &frame, true),
+                None => {
+                    self.machine.unblock(link);
+                    None
+                }
+            },
             Happened::Written { link, write, failed } => {
                 self.machine.written(link, write, failed);
                 None
             }
             Happened::Lost { link } => {
+                self.refused.remove(&link);
                 self.machine.disconnect(link);
                 Some(Polled::Lost { link, why: None })
             }
@@ -101,42 +139,51 @@ impl<F: SenderFabric> SendingEnd<F> {
         }
     }
 
+    /// Sends a frame, again if it was `refused`.
+    fn send(&mut self, link: u32, frame: &[u8], refused: bool) -> Option<Polled<sender::Event>> {
+        let runs = Runs::of_frame(&self.machine, link, frame);
+        match Sent::of(self.fabric.send(link, frame, &runs)) {
+            Sent::Done if refused => self.machine.unblock(link),
+            Sent::Done => {}
+            Sent::Refused => {
+                self.refused.insert(link, frame.to_vec());
+                self.machine.block(link);
+            }
+            Sent::Broken(error) => return self.close(link, error),
+        }
+        None
+    }
+
     fn act(&mut self, action: sender::Action) -> Option<Polled<sender::Event>> {
         match action {
             sender::Action::Frame { link } => {
-                let runs = Runs::of_frame(&self.machine, link, &self.frame);
-                let sent = self.fabric.send(link, &self.frame, &runs);
-                breaks(sent).and_then(|error| self.close(link, Some(error)))
+                let frame = std::mem::take(&mut self.frame);
+                let polled = self.send(link, &frame, false);
+                self.frame = frame;
+                polled
             }
-            sender::Action::Write { link, write, fence, rows, some } => {
-                let runs = Runs::of_write(&self.machine, link, &rows, some.as_deref());
-                let granted = self.landing.get(&fence.request).into_iter().flatten();
-                let mut granted = granted.filter(|(of, other, _)| (*of, *other) == (link, fence));
-                let landing = granted.next().map_or(&[][..], |(_, _, landing)| landing);
-                if self.fabric.write(link, write, fence, landing, &runs).is_err() {
-                    self.machine.written(link, write, true);
+            sender::Action::Write { link, write, fence, landing, rows, some } => {
+                let runs = Runs::of_write(&self.machine, link, (&rows, some.as_deref()), &landing);
+                match self.fabric.write(link, write, fence, &runs) {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == Kind::Exhausted => {
+                        self.machine.postpone(link, write);
+                        self.machine.block(link);
+                    }
+                    Err(_) => self.machine.written(link, write, true),
                 }
                 None
             }
-            sender::Action::Close { link } => self.close(link, None),
-            sender::Action::Event(event) => {
-                match &event {
-                    sender::Event::Granted { request, link, fence, landing, .. } if !landing.is_empty() => {
-                        let own = (*link, *fence, landing.clone());
-                        self.landing.entry(*request).or_default().push(own);
-                    }
-                    sender::Event::Ended { request, .. } => drop(self.landing.remove(request)),
-                    _ => {}
-                }
-                Some(Polled::Event(event))
-            }
+            sender::Action::Close { link } => self.close(link, given_up(link)),
+            sender::Action::Event(event) => Some(Polled::Event(event)),
         }
     }
 
-    fn close(&mut self, link: u32, why: Option<Error>) -> Option<Polled<sender::Event>> {
+    fn close(&mut self, link: u32, why: Error) -> Option<Polled<sender::Event>> {
         self.fabric.close(link);
+        self.refused.remove(&link);
         self.machine.disconnect(link);
-        Some(Polled::Lost { link, why })
+        Some(Polled::Lost { link, why: Some(why) })
     }
 }
 
@@ -156,6 +203,8 @@ pub struct ReceivingEnd<F> {
     pub machine: Receiver,
     /// Its end of the fabric.
     pub fabric: F,
+    /// Frames that had no room, by connection.
+    refused: BTreeMap<u32, Vec<u8>>,
     /// A lost connection of which the machine is yet to learn that nothing lands any more.
     destroyed: Option<u32>,
     frame: Vec<u8>,
@@ -177,7 +226,7 @@ impl<F: ReceiverFabric, S: Store> Mover for Hands<'_, F, S> {
 impl<F: ReceiverFabric> ReceivingEnd<F> {
     /// A machine without connections and its end of a fabric.
     pub const fn new(machine: Receiver, fabric: F) -> ReceivingEnd<F> {
-        ReceivingEnd { machine, fabric, destroyed: None, frame: Vec::new() }
+        ReceivingEnd { machine, fabric, refused: BTreeMap::new(), destroyed: None, frame: Vec::new() }
     }
 
     /// The next thing that the engine has to know, or none for now. Rows are moved in the call.
@@ -185,29 +234,38 @@ impl<F: ReceiverFabric> ReceivingEnd<F> {
     /// # Errors
     /// Those of [`Fabric::poll`](crate::transfer::fabric::Fabric::poll), and [`Kind::OutOfMemory`].
     pub fn poll(&mut self, now: Duration, store: &mut impl Store) -> Result<Option<Polled<receiver::Event>>> {
-        loop {
-            // After an error it is said again.
-            if let Some(link) = self.destroyed {
-                self.machine.destroyed(link)?;
-                self.destroyed = None;
-            }
-            while let Some(happened) = self.fabric.poll(&mut self.frame)? {
-                if let Some(polled) = self.happened(happened, store)? {
-                    return Ok(Some(polled));
-                }
-            }
-            let Some(action) = self.machine.poll(now, &mut self.frame) else { return Ok(None) };
-            match action {
-                receiver::Action::Event(event) => return Ok(Some(Polled::Event(event))),
-                receiver::Action::Close { link } => return Ok(Some(self.close(link, None))),
-                receiver::Action::Frame { link } => {
-                    let sent = self.fabric.send(link, &self.frame);
-                    if let Some(error) = breaks(sent) {
-                        return Ok(Some(self.close(link, Some(error))));
-                    }
-                }
+        // After an error it is said again.
+        self.destroy()?;
+        for _ in 0..EVENTS {
+            let Some(happened) = self.fabric.poll(&mut self.frame)? else { break };
+            if let Some(polled) = self.happened(happened, store)? {
+                return Ok(Some(polled));
             }
         }
+        while let Some(action) = self.machine.poll(now, &mut self.frame) {
+            let polled = match action {
+                receiver::Action::Event(event) => Some(Polled::Event(event)),
+                receiver::Action::Close { link } => self.close(link, given_up(link)),
+                receiver::Action::Frame { link } => {
+                    let frame = std::mem::take(&mut self.frame);
+                    let polled = self.send(link, &frame, false);
+                    self.frame = frame;
+                    polled
+                }
+            };
+            if polled.is_some() {
+                return Ok(polled);
+            }
+        }
+        Ok(None)
+    }
+
+    fn destroy(&mut self) -> Result<()> {
+        if let Some(link) = self.destroyed {
+            self.machine.destroyed(link)?;
+            self.destroyed = None;
+        }
+        Ok(())
     }
 
     fn happened(
@@ -216,31 +274,54 @@ impl<F: ReceiverFabric> ReceivingEnd<F> {
         store: &mut impl Store,
     ) -> Result<Option<Polled<receiver::Event>>> {
         Ok(match happened {
-            Happened::Connected { link, far } => Some(match self.machine.connect(link, far) {
-                Ok(()) => Polled::Connected { link },
-                Err(error) => self.close(link, Some(error)),
-            }),
+            Happened::Connected { link, far } => match self.machine.connect(link, far) {
+                Ok(()) => Some(Polled::Connected { link }),
+                Err(error) => self.close(link, error),
+            },
             Happened::Frame { link } => {
                 let taken = self.machine.frame(link, &self.frame, &mut Hands(&mut self.fabric, store));
-                taken.err().map(|error| self.close(link, Some(error)))
+                taken.err().and_then(|error| self.close(link, error))
             }
+            Happened::Alive { link } => {
+                self.machine.alive(link);
+                None
+            }
+            Happened::Room { link } => match self.refused.remove(&link) {
+                Some(frame) => self.send(link, &frame, true),
+                None => None,
+            },
             Happened::Lost { link } => {
+                self.refused.remove(&link);
                 self.machine.disconnect(link);
                 Some(Polled::Lost { link, why: None })
             }
             Happened::Destroyed { link } => {
                 self.destroyed = Some(link);
-                self.machine.destroyed(link)?;
-                self.destroyed = None;
+                self.destroy()?;
                 None
             }
             Happened::Written { .. } => None,
         })
     }
 
-    fn close(&mut self, link: u32, why: Option<Error>) -> Polled<receiver::Event> {
+    /// Sends a frame, again if it was `refused`.
+    fn send(&mut self, link: u32, frame: &[u8], refused: bool) -> Option<Polled<receiver::Event>> {
+        match Sent::of(self.fabric.send(link, frame)) {
+            Sent::Done if refused => self.machine.unblock(link),
+            Sent::Done => {}
+            Sent::Refused => {
+                self.refused.insert(link, frame.to_vec());
+                self.machine.block(link);
+            }
+            Sent::Broken(error) => return self.close(link, error),
+        }
+        None
+    }
+
+    fn close(&mut self, link: u32, why: Error) -> Option<Polled<receiver::Event>> {
         self.fabric.close(link);
+        self.refused.remove(&link);
         self.machine.disconnect(link);
-        Polled::Lost { link, why }
+        Some(Polled::Lost { link, why: Some(why) })
     }
 }

@@ -11,21 +11,28 @@
 //! | a stream | has its runs' bytes behind it | what came with the notice |
 //! | a writer from afar | comes after [`SenderFabric::write`] | the receiver's landing pages |
 //!
+//! A writer from afar is what RDMA and NIXL call one-sided writes.
+//!
 //! **What a fabric promises.** `transfer::conformance` (feature `check`) holds each fabric to this:
 //!
-//! - A frame that was taken comes whole, once, and in its connection's order, unless the connection is lost. A frame
-//!   that has no room is refused. It counts as lost: the machines say it again.
-//! - A connection's number is never used again at an end. Its first event is [`Happened::Connected`], its last one but
-//!   for [`Happened::Destroyed`] is [`Happened::Lost`]. Each end learns of it that the other end has closed it or has
-//!   ended. It connects again by itself.
-//! - Bytes behind a notice can be fetched until the next poll.
-//! - [`Happened::Written`] comes once for each write that was taken, when nothing of it will land any more.
+//! - A frame that was taken comes whole, once, and in its connection's order, unless the connection is lost.
+//! - A frame or a write that has no room is refused, and [`Happened::Room`] comes when there is room again. What is
+//!   kept for a slow or silent other end is bounded; what comes behind one frame is bounded by
+//!   [`Options::notice_bytes`](crate::transfer::sender::Options::notice_bytes). No call waits.
+//! - A connection's number is of one end, and never used again there. Its first event is [`Happened::Connected`].
+//!   [`Happened::Lost`] comes once, and after it only [`Happened::Destroyed`]. Each end learns that the other one has
+//!   closed a connection or has ended. The two connect again by themselves.
+//! - Each connection has its turn: none waits for another one's backlog.
+//! - [`Happened::Written`] comes once for each write that was taken, when nothing of it will land any more, unless the
+//!   connection is lost before. A frame that is sent after it comes when the bytes are there to be fetched.
 //! - After [`Happened::Destroyed`] nothing lands that came over this connection. An end of a fabric whose writers are
 //!   from afar says so once for each connection that was lost, when its memory is out of reach.
-//! - No call waits. What is kept for a slow or silent other end is bounded.
+//!
+//! **Memory.** A sender's end has the memory that rows are sent from, for as long as the end lives. Rows that were
+//! released may be overwritten at any time. A fabric that still reads them carries other bytes, which have no use.
 //!
 //! **What it does not promise.** Bytes may be wrong, and may change while they are fetched. The receiver finds that by
-//! digests.
+//! digests. Waiting is a fabric's own: one of the system has a descriptor to wait on.
 
 use crate::error::Result;
 use crate::fallible::reserve;
@@ -33,7 +40,7 @@ use crate::transfer::frames::{Frame, Rows};
 use crate::transfer::quarantine::Fence;
 use crate::transfer::receiver::Where;
 use crate::transfer::runs::Run;
-use crate::transfer::sender::{Computed, Sender, Source};
+use crate::transfer::sender::{Computed, Landing, Sender, Source};
 
 /// What has happened at an end of a fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +55,16 @@ pub enum Happened {
     /// A frame has come. Its bytes are in the buffer of the call.
     Frame {
         /// On this connection.
+        link: u32,
+    },
+    /// Something has come on a connection, though no whole frame: its other end lives.
+    Alive {
+        /// The connection.
+        link: u32,
+    },
+    /// There is room again on a connection that has refused a frame or a write.
+    Room {
+        /// The connection.
         link: u32,
     },
     /// At a sender: a write has ended. Nothing of it will land later.
@@ -91,17 +108,18 @@ pub trait SenderFabric: Fabric + Source {
     /// notice.
     ///
     /// # Errors
-    /// [`Kind::Exhausted`](crate::error::Kind::Exhausted) if there is no room now: the frame counts as lost.
-    /// [`Kind::PeerLost`](crate::error::Kind::PeerLost) for a connection that is gone. Any other error loses the
-    /// connection.
+    /// [`Kind::Exhausted`](crate::error::Kind::Exhausted) if there is no room now: it is given again when there is.
+    /// [`Kind::PeerLost`](crate::error::Kind::PeerLost) for a connection that is gone, of which the next poll tells.
+    /// Any other error loses the connection.
     fn send(&mut self, link: u32, frame: &[u8], runs: &Runs<'_>) -> Result<()>;
 
-    /// Begins to write runs to the landing pages of a use: the run of the receiver's page `n` to `landing[n]`. A fabric
-    /// whose receiver fetches is never asked.
+    /// Begins to write runs to the landing pages of a use. A fabric whose receiver fetches is never asked.
     ///
     /// # Errors
     /// Any: nothing of it lands, and no [`Happened::Written`] comes.
-    fn write(&mut self, link: u32, write: u64, fence: Fence, landing: &[u32], runs: &Runs<'_>) -> Result<()>;
+    /// [`Kind::Exhausted`](crate::error::Kind::Exhausted) if there is no room now; after any other error the request
+    /// fails.
+    fn write(&mut self, link: u32, write: u64, fence: Fence, runs: &Runs<'_>) -> Result<()>;
 }
 
 /// A receiver's end.
@@ -113,7 +131,8 @@ pub trait ReceiverFabric: Fabric {
     fn send(&mut self, link: u32, frame: &[u8]) -> Result<()>;
 
     /// Copies a run's pieces, one after another, into private memory. It is called for the runs of the frame that the
-    /// last poll gave, in their order; some may be left out.
+    /// last poll gave, in their order; some may be left out. The bytes behind a notice are those of its runs, in the
+    /// order of [`Where::Origin::nth`].
     ///
     /// # Errors
     /// Any: the run is asked for again.
@@ -125,47 +144,59 @@ pub trait ReceiverFabric: Fabric {
 pub struct Runs<'a> {
     machine: &'a Sender,
     link: u32,
-    told: Told<'a>,
+    of: What<'a>,
 }
 
 #[derive(Debug)]
-enum Told<'a> {
+enum What<'a> {
     Frame(&'a [u8]),
-    Write(&'a Computed, Option<&'a [u32]>),
+    Write(&'a Computed, Option<&'a [u32]>, &'a Landing),
+}
+
+/// One of the [`Runs`].
+#[derive(Clone, Copy, Debug)]
+pub struct Told {
+    /// Where the sender has its rows ([`Computed::origin`]).
+    pub origin: u64,
+    /// Of a write the landing page that it goes to, at [`Run::to`].
+    pub page: Option<u32>,
+    /// The run.
+    pub run: Run,
 }
 
 impl<'a> Runs<'a> {
     pub(super) const fn of_frame(machine: &'a Sender, link: u32, frame: &'a [u8]) -> Runs<'a> {
-        Runs { machine, link, told: Told::Frame(frame) }
+        Runs { machine, link, of: What::Frame(frame) }
     }
 
     pub(super) const fn of_write(
         machine: &'a Sender,
         link: u32,
-        rows: &'a Computed,
-        some: Option<&'a [u32]>,
+        (rows, some): (&'a Computed, Option<&'a [u32]>),
+        landing: &'a Landing,
     ) -> Runs<'a> {
-        Runs { machine, link, told: Told::Write(rows, some) }
+        Runs { machine, link, of: What::Write(rows, some, landing) }
     }
 
-    /// Visits each run and the origin of its rows, in the order in which the receiver fetches them.
+    /// Visits each run in the order in which the receiver fetches them.
     ///
     /// # Errors
     /// [`Kind::Closed`](crate::error::Kind::Closed) for a connection that is gone;
     /// [`Kind::OutOfMemory`](crate::error::Kind::OutOfMemory); errors of `visit`, the first of which ends it.
-    pub fn each(&self, mut visit: impl FnMut(u64, &Run) -> Result<()>) -> Result<()> {
-        match self.told {
-            Told::Write(rows, some) => {
-                self.machine.runs(self.link, rows, some, |run| visit(rows.origin, &run))
-            }
-            Told::Frame(frame) => match Frame::decode(frame)? {
+    pub fn each(&self, mut visit: impl FnMut(&Told) -> Result<()>) -> Result<()> {
+        match self.of {
+            What::Write(rows, some, landing) => self.machine.runs(self.link, rows, some, |run| {
+                let page = landing.page(run.to.page);
+                visit(&Told { origin: rows.origin, page, run })
+            }),
+            What::Frame(frame) => match Frame::decode(frame)? {
                 Frame::Notice(notice) => notice.parts().try_for_each(|part| self.part(&part, &mut visit)),
                 _ => Ok(()),
             },
         }
     }
 
-    fn part(&self, part: &Rows<'_>, visit: &mut impl FnMut(u64, &Run) -> Result<()>) -> Result<()> {
+    fn part(&self, part: &Rows<'_>, visit: &mut impl FnMut(&Told) -> Result<()>) -> Result<()> {
         let mut some = Vec::new();
         if !part.digests.are_all() {
             let count = part.digests.count();
@@ -179,7 +210,8 @@ impl<'a> Runs<'a> {
             chunk: self.machine.divides().then_some(part.chunk),
             origin: part.origin,
         };
+        let (origin, page) = (part.origin, None);
         let some = (!part.digests.are_all()).then_some(some.as_slice());
-        self.machine.runs(self.link, &rows, some, |run| visit(rows.origin, &run))
+        self.machine.runs(self.link, &rows, some, |run| visit(&Told { origin, page, run }))
     }
 }

@@ -170,7 +170,7 @@ pub struct Grant<'a> {
     pub first: u32,
     /// The sender's replica that computes the request.
     pub replica: u32,
-    /// Pages to which a writer from afar writes.
+    /// Pages to which a writer from afar writes, from that of the first wanted token on.
     pub landing: List<'a>,
 }
 

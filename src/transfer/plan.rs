@@ -116,6 +116,14 @@ impl Plan {
         pairs.map(|pair| cuts * u64::from(self.target.heads(pair.heads))).sum()
     }
 
+    /// The bytes that some tokens of a layer take on a rank of the receiver: no rank of the sender has more of them.
+    pub(super) fn most_bytes(&self, layer: u32, tokens: u32) -> u64 {
+        let first = self.pairs.partition_point(|pair| pair.layer < layer);
+        let pairs = self.pairs.iter().skip(first).take_while(|pair| pair.layer == layer);
+        let of_token = |pair: &Pair| pair.head_bytes.saturating_mul(self.target.heads(pair.heads).into());
+        pairs.map(of_token).fold(0, u64::saturating_add).saturating_mul(tokens.into())
+    }
+
     fn each_rank(
         &self,
         side: &Shape,

@@ -149,8 +149,8 @@ impl Quarantine {
     }
 
     /// A writer acknowledges that nothing which it has enqueued under this fence will land any more, and that it will
-    /// enqueue nothing under it. Returns the pages that
-    /// are free by that. A fence or a writer that is not waited for changes nothing.
+    /// enqueue nothing under it. Returns the pages that are free by that. A fence or a writer that is not waited for
+    /// changes nothing.
     pub fn drained(&mut self, fence: Fence, writer: Writer) -> Option<Vec<u32>> {
         let index = self.place(fence).ok()?;
         self.end(index, writer)

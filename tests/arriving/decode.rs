@@ -108,7 +108,7 @@ pub struct Use {
     pub tokens: u32,
     /// The first token that the transfer brings.
     pub first: u32,
-    /// Where writers from afar write.
+    /// Where writers from afar write, from the page of the first token that the transfer brings on.
     pub landing: Vec<u32>,
     /// Whether they may still.
     pub reached: bool,
@@ -128,11 +128,6 @@ pub struct Use {
 }
 
 impl Use {
-    /// The landing pages that writers have anything to write to.
-    pub fn own_landing(&self, page: u32) -> &[u32] {
-        &self.landing[self.landing.len().min((self.first / page) as usize)..]
-    }
-
     /// Whether the cache has been told of all rows and keys.
     pub fn is_complete(&self) -> bool {
         self.placed.iter().all(|done| *done)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay::transfer::receiver::{self, Mover};
+use forebay::transfer::receiver::{self, Mover, Where};
 use forebay::transfer::sender::{self, Computed};
 use forebay::transfer::{Fence, Run};
 use forebay::{Error, Kind};
@@ -30,21 +30,14 @@ struct Hands<'a> {
 }
 
 impl Mover for Hands<'_> {
-    fn fetch(
-        &mut self,
-        _: u32,
-        fence: Fence,
-        origin: u64,
-        run: &Run,
-        into: &mut [u8],
-    ) -> forebay::Result<()> {
-        let page = |of: &Use| of.landing.get(run.to.page as usize).copied();
-        let landing = self.uses.get(&fence).and_then(page);
-        let landing = || landing.ok_or_else(|| Error::new(Kind::Closed, "fetch"));
-        match self.from {
-            From::Shared(origins, side) => read(origins, side, origin, run, into)?,
-            From::Landing(pages) => pages.read(landing()?, run, into),
-            From::Pages => self.planes.read(landing()?, run, into),
+    fn fetch(&mut self, _: u32, _: Fence, at: Where, run: &Run, into: &mut [u8]) -> forebay::Result<()> {
+        match (at, &self.from) {
+            (Where::Origin { origin, .. }, From::Shared(origins, side)) => {
+                read(origins, side, origin, run, into)?
+            }
+            (Where::Landing(page), From::Landing(pages)) => pages.read(page, run, into),
+            (Where::Landing(page), From::Pages) => self.planes.read(page, run, into),
+            _ => return Err(Error::new(Kind::Internal, "fetch")),
         }
         if (self.wrong)() {
             into[0] ^= 1;
@@ -212,8 +205,8 @@ impl World {
     fn prefilled(&mut self, index: usize, action: sender::Action, frame: &[u8]) {
         match action {
             sender::Action::Frame { link } => self.post(link, frame, true),
-            sender::Action::Write { link, write, fence, rows, some } => {
-                self.write(link, write, (fence, &rows, some.as_deref()));
+            sender::Action::Write { link, write, fence, landing, rows, some } => {
+                self.write((link, write, fence), &landing, (&rows, some.as_deref()));
             }
             sender::Action::Close { link } => self.close(link, 0),
             sender::Action::Event(sender::Event::Released { origin, .. }) => {
@@ -228,15 +221,17 @@ impl World {
                     attempt.given_up = true;
                 }
             }
-            sender::Action::Event(sender::Event::Granted { link, fence, landing, .. }) => {
-                self.granted.insert((link, fence), landing);
-            }
+            sender::Action::Event(sender::Event::Granted { .. }) => {}
         }
     }
 
     /// Writes rows from afar, run by run, some late.
-    fn write(&mut self, link: u32, write: u64, what: (Fence, &Computed, Option<&[u32]>)) {
-        let (fence, rows, some) = what;
+    fn write(
+        &mut self,
+        (link, write, fence): (u32, u64, Fence),
+        landing: &sender::Landing,
+        (rows, some): (&Computed, Option<&[u32]>),
+    ) {
         let mut runs = Vec::new();
         let prefill = &self.prefills[self.links[link as usize].prefill];
         let listed = prefill.machine.runs(link, rows, some, |run| {
@@ -244,14 +239,13 @@ impl World {
             Ok(())
         });
         listed.unwrap();
-        let landing = self.granted[&(link, fence)].clone();
         let late = if self.fault(self.faults.late) { 400 } else { 0 };
         let mut times: Vec<Duration> =
             runs.iter().map(|_| self.now + self.draw.millis(10) + self.draw.millis(late)).collect();
         times.sort_unstable();
         let last = runs.len() - 1;
         for (place, (run, time)) in runs.into_iter().zip(times).enumerate() {
-            let page = landing[run.to.page as usize];
+            let page = landing.page(run.to.page).unwrap();
             let (origin, last) = (rows.origin, place == last);
             self.future.at(time, Happens::Lands { link, write, fence, page, origin, run, last });
         }

@@ -76,16 +76,12 @@ impl World {
             (self.model.page, self.model.layers() as usize, self.model.groups.len() as u8);
         let of = &mut self.decodes[rank];
         let (pages, count) = (of.pages(handle), tokens.div_ceil(page) as usize);
+        // Pages that it shares have no writers: see `listed`.
+        let leading = (first / page) as usize;
         let landing = match self.way {
             Way::Shared => Some(Vec::new()),
-            Way::Landing => of.landing.take(count),
-            // Pages that it shares have no writers: see `listed`.
-            Way::Pages => {
-                let own = |(number, (host, _)): (usize, &(u32, u32))| {
-                    if number < (first / page) as usize { u32::MAX } else { *host }
-                };
-                Some(pages.iter().take(count).enumerate().map(own).collect())
-            }
+            Way::Landing => of.landing.take(count - leading),
+            Way::Pages => Some(pages.iter().take(count).skip(leading).map(|(host, _)| *host).collect()),
         };
         let fence = Fence { request, generation: of.generation };
         if !landing.as_ref().is_some_and(|landing| self.tells(rank, fence, (tokens, first), landing)) {
@@ -117,7 +113,7 @@ impl World {
             withheld: None,
             drained: false,
         };
-        own.reached = !own.own_landing(page).is_empty();
+        own.reached = !own.landing.is_empty();
         let of = &mut self.decodes[rank];
         of.generation += 1;
         of.uses.insert(fence, own);
@@ -191,10 +187,10 @@ impl World {
     /// No writer reaches these landing pages any more. Pages of the cache among them are released, if they wait for
     /// that.
     fn freed(&mut self, rank: usize, landing: &[u32]) {
-        let (way, page) = (self.way, self.model.page);
+        let way = self.way;
         let of = &mut self.decodes[rank];
         for (fence, own) in of.uses.iter_mut().filter(|(_, own)| own.reached) {
-            if own.own_landing(page).iter().all(|page| landing.contains(page)) {
+            if own.landing.iter().all(|page| landing.contains(page)) {
                 own.reached = false;
                 let mut reached = of.machine.quarantine().outstanding();
                 if self.wrong == Wrong::Nothing && reached.any(|(other, ..)| other == *fence) {

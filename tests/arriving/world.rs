@@ -1,6 +1,5 @@
 //! The world of one seed: prefill ranks, decode ranks with their caches, connections, requests, and time.
 
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -200,8 +199,6 @@ pub struct World {
     pub future: Future<Happens>,
     pub now: Duration,
     pub broken: Option<String>,
-    /// Landing pages, as prefill ranks were told.
-    pub granted: HashMap<(u32, Fence), Vec<u32>>,
     pub twin: Twin,
     pub met: Met,
 }
@@ -214,6 +211,7 @@ const END: Duration = Duration::from_secs(60);
 const SENDING: sender::Options = sender::Options {
     bulk_tokens: 8,
     bytes_per_second: 0,
+    notice_bytes: 1 << 12,
     repeats: 4,
     resend: Duration::from_millis(50),
     patience: Duration::from_secs(2),
@@ -263,7 +261,6 @@ impl World {
             future: Future::new(),
             now: Duration::ZERO,
             broken: None,
-            granted: HashMap::new(),
             met: Met::default(),
         };
         for prefill in 0..world.prefills.len() {

@@ -145,7 +145,7 @@ impl Mover for Memory {
                     bytes.copy_from_slice(self.landed.get(&(fence, run.layer, token)).ok_or_else(wrong)?);
                 }
             }
-            Where::Origin(origin) => into.copy_from_slice(&self.rows(origin, run).ok_or_else(wrong)?),
+            Where::Origin { origin, .. } => into.copy_from_slice(&self.rows(origin, run).ok_or_else(wrong)?),
         }
         if std::mem::take(&mut self.spoil) {
             into[0] ^= 0x40;
@@ -194,6 +194,7 @@ pub fn transfer_ops(bytes: &[u8]) -> Seen {
     let sending = sender::Options {
         bulk_tokens: u32::from(kind >> 1 & 1) * 4,
         bytes_per_second: u64::from(kind >> 2 & 1) * 1000,
+        notice_bytes: 1 << 20,
         repeats: 2,
         resend: Duration::from_millis(50),
         patience: Duration::from_millis(400),
@@ -347,7 +348,7 @@ impl Ops {
         let (tokens, first) = (self.tokens(request, input), input.byte().saturating_sub(250).into());
         let deadline = (input.byte() & 7 == 0).then(|| self.now + Duration::from_millis(300));
         let payloads = [&[][..], &[1], &[1, 2], &[2, 2]][input.below(4) as usize];
-        let pages: Vec<u32> = (0..tokens.div_ceil(PAGE)).collect();
+        let pages: Vec<u32> = (first / PAGE..tokens.div_ceil(PAGE)).collect();
         let landing = if self.memory.far { pages.as_slice() } else { &[] };
         let wanted = Wanted {
             fence,
@@ -386,7 +387,7 @@ impl Ops {
                     assert!(link == self.link && Frame::decode(&frame).is_ok());
                     self.queues[0].push_back(frame.clone());
                 }
-                Some(sender::Action::Write { link, write, fence, rows, some }) => {
+                Some(sender::Action::Write { link, write, fence, rows, some, .. }) => {
                     assert!(
                         link == self.link && self.memory.far && self.memory.held.contains_key(&rows.origin)
                     );

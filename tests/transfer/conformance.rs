@@ -66,8 +66,9 @@ enum Breaks {
     HidesCrashes,
     /// Every connection has the same number.
     OneNumber,
-    /// A write is said to have ended when it has begun.
+    /// A write is said to have ended when it has begun; only writes of requests that will be aborted.
     EndsWritesEarly,
+    EndsAbortedWritesEarly,
     /// A write is said to have ended twice.
     EndsWritesTwice,
     /// Rows come from somewhere else.
@@ -85,6 +86,7 @@ enum Breaks {
 struct Model {
     net: Net,
     memories: Vec<Rc<RefCell<Bytes>>>,
+    landings: Vec<Rc<RefCell<Pages>>>,
     breaks: Breaks,
 }
 
@@ -94,14 +96,16 @@ struct Sends {
     breaks: Breaks,
     links: Vec<u32>,
     told: VecDeque<Happened>,
-    /// Writes whose end is not told.
+    /// Writes whose end is not told, or was told before.
     forgotten: Vec<u64>,
+    early: Vec<u64>,
     /// Connections that are closed here, without a word to the other end.
     closed: Vec<u32>,
 }
 
 struct Receives {
     inner: ModelReceiver,
+    index: usize,
     breaks: Breaks,
     links: Vec<u32>,
     told: VecDeque<Happened>,
@@ -123,13 +127,17 @@ impl Subject for Model {
             links: Vec::new(),
             told: VecDeque::new(),
             forgotten: Vec::new(),
+            early: Vec::new(),
             closed: Vec::new(),
         })
     }
 
     fn receiver(&mut self) -> Result<Receives> {
+        let landing = Rc::new(RefCell::new(Pages::default()));
+        self.landings.push(landing.clone());
         Ok(Receives {
-            inner: self.net.receiver(Rc::new(RefCell::new(Pages::default()))),
+            inner: self.net.receiver(landing),
+            index: self.landings.len() - 1,
             breaks: self.breaks,
             links: Vec::new(),
             told: VecDeque::new(),
@@ -143,6 +151,10 @@ impl Subject for Model {
         let named = |(page, plane, at)| (origin, page, plane, at);
         memory.0.extend(places(run, true).map(named).zip(bytes.iter().copied()));
         Ok(())
+    }
+
+    fn landed(&mut self, receiver: &mut Receives, page: u32, run: &Run, into: &mut [u8]) -> Result<()> {
+        self.landings[receiver.index].borrow_mut().read(page, run, into)
     }
 
     fn wait(&mut self) -> Duration {
@@ -183,10 +195,17 @@ impl Fabric for Sends {
         let Some(mut happened) = happened else { return Ok(None) };
         match (&mut happened, self.breaks) {
             (Happened::Written { .. }, Breaks::EndsWritesEarly) => return self.poll(frame),
+            (Happened::Written { write, .. }, Breaks::EndsAbortedWritesEarly)
+                if self.early.contains(write) =>
+            {
+                return self.poll(frame);
+            }
             (Happened::Written { write, .. }, _) if self.forgotten.contains(write) => {
                 return self.poll(frame);
             }
-            (Happened::Frame { link }, _) if self.closed.contains(link) => return self.poll(frame),
+            (Happened::Frame { link } | Happened::Room { link }, _) if self.closed.contains(link) => {
+                return self.poll(frame);
+            }
             (Happened::Written { .. }, Breaks::EndsWritesTwice) => self.told.push_back(happened),
             (Happened::Connected { link, .. }, breaks) => {
                 self.links.push(*link);
@@ -194,7 +213,10 @@ impl Fabric for Sends {
                     *link = 0;
                 }
             }
-            (Happened::Frame { link } | Happened::Lost { link }, Breaks::OneNumber) => *link = 0,
+            (
+                Happened::Frame { link } | Happened::Room { link } | Happened::Lost { link },
+                Breaks::OneNumber,
+            ) => *link = 0,
             _ => {}
         }
         Ok(Some(happened))
@@ -233,12 +255,16 @@ impl SenderFabric for Sends {
         }
     }
 
-    fn write(&mut self, link: u32, write: u64, fence: Fence, landing: &[u32], runs: &Runs<'_>) -> Result<()> {
-        self.inner().write(link, write, fence, landing, runs)?;
+    fn write(&mut self, link: u32, write: u64, fence: Fence, runs: &Runs<'_>) -> Result<()> {
+        self.inner().write(link, write, fence, runs)?;
         match self.breaks {
             Breaks::EndsWritesEarly => self.told.push_back(Happened::Written { link, write, failed: false }),
-            // The checks before have fewer requests.
+            // The checks before have fewer requests; of those of this check every second one is aborted.
             Breaks::ForgetsWrites if fence.request > 30 => self.forgotten.push(write),
+            Breaks::EndsAbortedWritesEarly if fence.request > 30 && fence.request % 2 == 1 => {
+                self.told.push_back(Happened::Written { link, write, failed: true });
+                self.early.push(write);
+            }
             _ => {}
         }
         Ok(())
@@ -267,7 +293,10 @@ impl Fabric for Receives {
                 *link = 0;
             }
             (
-                Happened::Frame { link } | Happened::Lost { link } | Happened::Destroyed { link },
+                Happened::Frame { link }
+                | Happened::Room { link }
+                | Happened::Lost { link }
+                | Happened::Destroyed { link },
                 Breaks::OneNumber,
             ) => *link = 0,
             _ => {}
@@ -309,13 +338,25 @@ impl ReceiverFabric for Receives {
 }
 
 fn check(way: Way, faults: Faults, breaks: Breaks) -> std::result::Result<(), conformance::Broken> {
-    conformance::run(|| Ok(Model { net: Net::new(9, way, faults), memories: Vec::new(), breaks }))
+    conformance::run(|| {
+        let (memories, landings) = (Vec::new(), Vec::new());
+        Ok(Model { net: Net::new(9, way, faults), memories, landings, breaks })
+    })
 }
 
 #[test]
 fn the_model_fabric_keeps_all_promises_in_all_its_ways() {
     for way in [Way::Shared, Way::Stream, Way::Far] {
         check(way, Faults::default(), Breaks::Nothing).unwrap_or_else(|broken| panic!("{way:?}: {broken}"));
+    }
+}
+
+/// A fabric may have no room at any time.
+#[test]
+fn a_fabric_that_often_has_no_room_breaks_no_promise() {
+    for way in [Way::Shared, Way::Stream, Way::Far] {
+        let faults = Faults { full: 200, ..Faults::default() };
+        check(way, faults, Breaks::Nothing).unwrap_or_else(|broken| panic!("{way:?}: {broken}"));
     }
 }
 
@@ -358,6 +399,7 @@ fn control_each_check_has_a_fabric_that_fails_in_it() {
         (Way::Shared, Breaks::KeepsRows, CHANGES),
         (Way::Far, Breaks::KeepsRows, CHANGES),
         (Way::Far, Breaks::ForgetsWrites, REUSE),
+        (Way::Far, Breaks::EndsAbortedWritesEarly, REUSE),
         (Way::Shared, Breaks::NewestConnection, MIXING),
         (Way::Far, Breaks::DestroyedEarly, DESTROYED),
     ];

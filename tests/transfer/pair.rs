@@ -24,6 +24,7 @@ pub const RANK: Rank = Rank { instance: 1, replica: 0, stage: 0, lane: 0 };
 pub const SENDING: sender::Options = sender::Options {
     bulk_tokens: 0,
     bytes_per_second: 0,
+    notice_bytes: 1 << 20,
     repeats: 2,
     resend: Duration::from_millis(50),
     patience: Duration::from_secs(1),
@@ -127,7 +128,7 @@ impl Mover for Memory {
                 let rows: Vec<_> = (run.token..run.token + run.tokens).map(landed).collect::<Result<_>>()?;
                 into.copy_from_slice(&rows.concat());
             }
-            Where::Origin(origin) => into.copy_from_slice(&self.rows(origin, run)?),
+            Where::Origin { origin, .. } => into.copy_from_slice(&self.rows(origin, run)?),
         }
         if let Some(left) = self.wrong.get_mut(&(run.layer, run.token)).filter(|left| **left > 0) {
             *left -= 1;
@@ -252,7 +253,7 @@ impl Pair {
                 let copies = if self.twice && frame[0] != 1 { 2 } else { 1 };
                 self.to_receiver.extend(vec![frame; copies]);
             }
-            Some(sender::Action::Write { link, write, fence, rows, some }) => {
+            Some(sender::Action::Write { link, write, fence, rows, some, .. }) => {
                 assert_eq!(link, LINK);
                 self.writes.push_back((write, fence, rows, some));
             }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::error::{Error, Kind, Result};
-use crate::transfer::conformance::rig::{LIMIT, machine};
+use crate::error::{Kind, Result};
+use crate::transfer::conformance::rig::machine;
 use crate::transfer::conformance::subject::{Checked, Subject, told};
 use crate::transfer::fabric::{Fabric, Happened, ReceiverFabric, Runs, SenderFabric};
 use crate::transfer::frames::{FRAME_MAX, Frame, PAYLOAD_MAX, Payload};
@@ -16,10 +16,11 @@ const KEPT: usize = 64 << 20;
 
 /// Two ends, and what has come at each.
 struct Two<S: Subject> {
-    sender: S::Sender,
-    receiver: S::Receiver,
+    /// None while another one is made.
+    sender: Option<S::Sender>,
+    receiver: Option<S::Receiver>,
+    /// Frames are sent with the runs that a machine knows: this one knows no connection, so there are none.
     machine: Sender,
-    /// What a frame needs of the machine, which knows no connection: its runs are none.
     frame: Vec<u8>,
     now: Duration,
     /// Connections that were lost, at the sender and at the receiver.
@@ -40,14 +41,12 @@ fn frame(number: u64, bytes: usize) -> Vec<u8> {
 
 impl<S: Subject> Two<S> {
     fn new(subject: &mut S) -> Checked<Two<S>> {
-        let (sender, receiver) = (subject.sender().map_err(told)?, subject.receiver().map_err(told)?);
-        let machine = machine(1).map_err(told)?;
         let mut two = Two {
-            sender,
-            receiver,
-            machine,
+            sender: Some(subject.sender().map_err(told)?),
+            receiver: Some(subject.receiver().map_err(told)?),
+            machine: machine(1).map_err(told)?,
             frame: Vec::new(),
-            now: Duration::ZERO,
+            now: subject.wait(),
             lost: Default::default(),
             links: Default::default(),
             came: Default::default(),
@@ -57,9 +56,10 @@ impl<S: Subject> Two<S> {
     }
 
     fn poll(&mut self, end: usize) -> Checked<bool> {
-        let happened = match end {
-            0 => self.sender.poll(&mut self.frame),
-            _ => self.receiver.poll(&mut self.frame),
+        let happened = match (end, &mut self.sender, &mut self.receiver) {
+            (0, Some(sender), _) => sender.poll(&mut self.frame),
+            (_, _, Some(receiver)) => receiver.poll(&mut self.frame),
+            _ => Ok(None),
         };
         let Some(happened) = happened.map_err(told)? else { return Ok(false) };
         let known = |link: u32| self.links[end].contains(&link) && !self.lost[end].contains(&link);
@@ -69,6 +69,7 @@ impl<S: Subject> Two<S> {
             }
             Happened::Connected { link, .. } => self.links[end].push(link),
             Happened::Frame { link } if known(link) => self.came[end].push(self.frame.clone()),
+            Happened::Alive { link } | Happened::Room { link } if known(link) => {}
             Happened::Lost { link } if known(link) => drop(self.lost[end].insert(link)),
             Happened::Destroyed { link } if self.lost[end].contains(&link) && end == 1 => {}
             other => return Err(format!("{other:?} on a connection that is not there")),
@@ -78,14 +79,14 @@ impl<S: Subject> Two<S> {
 
     /// Polls both ends, and lets time pass until something holds.
     fn until(&mut self, subject: &mut S, what: &str, holds: impl Fn(&Two<S>) -> bool) -> Checked {
-        let end = self.now + LIMIT;
+        let (limit, end) = (subject.limit(), self.now + subject.limit());
         loop {
             while self.poll(0)? | self.poll(1)? {}
             if holds(self) {
                 return Ok(());
             }
             if self.now > end {
-                return Err(format!("{what} did not come within {LIMIT:?}"));
+                return Err(format!("{what} did not come within {limit:?}"));
             }
             self.now = subject.wait();
         }
@@ -98,17 +99,32 @@ impl<S: Subject> Two<S> {
     fn send(&mut self, end: usize, bytes: &[u8]) -> Checked<Result<()>> {
         let link = self.last(end)?;
         let runs = Runs::of_frame(&self.machine, link, bytes);
-        Ok(match end {
-            0 => self.sender.send(link, bytes, &runs),
-            _ => self.receiver.send(link, bytes),
+        Ok(match (end, &mut self.sender, &mut self.receiver) {
+            (0, Some(sender), _) => sender.send(link, bytes, &runs),
+            (_, _, Some(receiver)) => receiver.send(link, bytes),
+            _ => Ok(()),
         })
+    }
+
+    /// Sends a frame once there is room for it.
+    fn send_in_time(&mut self, subject: &mut S, end: usize, bytes: &[u8]) -> Checked {
+        let limit = self.now + subject.limit();
+        while let Err(error) = self.send(end, bytes)? {
+            if error.kind() != Kind::Exhausted || self.now > limit {
+                return Err(format!("a frame of {} bytes: {error}", bytes.len()));
+            }
+            while self.poll(0)? | self.poll(1)? {}
+            self.now = subject.wait();
+        }
+        Ok(())
     }
 
     fn close(&mut self, end: usize) -> Checked {
         let link = self.last(end)?;
-        match end {
-            0 => self.sender.close(link),
-            _ => self.receiver.close(link),
+        match (end, &mut self.sender, &mut self.receiver) {
+            (0, Some(sender), _) => sender.close(link),
+            (_, _, Some(receiver)) => receiver.close(link),
+            _ => {}
         }
         self.lost[end].insert(link);
         Ok(())
@@ -135,14 +151,7 @@ pub(super) fn whole_and_in_order<S: Subject>(subject: &mut S) -> Checked {
             // The large ones are few.
             let size = sizes.get(number as usize % sizes.len()).copied().unwrap_or(0);
             let bytes = frame(number, if number < 24 { size } else { size.min(300) });
-            let limit = two.now + LIMIT;
-            while let Err(error) = two.send(end, &bytes)? {
-                if error.kind() != Kind::Exhausted || two.now > limit {
-                    return Err(format!("a frame of {} bytes: {error}", bytes.len()));
-                }
-                while two.poll(0)? | two.poll(1)? {}
-                two.now = subject.wait();
-            }
+            two.send_in_time(subject, end, &bytes)?;
             sent.push(bytes);
         }
     }
@@ -176,9 +185,7 @@ pub(super) fn silence<S: Subject>(subject: &mut S) -> Checked {
         let all = before + sent.len();
         two.until(subject, "what was taken", |two| two.came[other].len() >= all)?;
         same(two.came[other].get(before..).unwrap_or_default(), &sent)?;
-        if let Err(error) = two.send(end, &frame(0, 1))? {
-            return Err(format!("after the other end was polled: {error}"));
-        }
+        two.send_in_time(subject, end, &frame(0, 1))?;
         two.until(subject, "a frame after the silence", |two| two.came[other].len() > all)?;
     }
     Ok(())
@@ -201,6 +208,13 @@ pub(super) fn closes<S: Subject>(subject: &mut S) -> Checked {
         two.until(subject, "the other end's loss", lost)?;
         let again = |two: &Two<S>| (0..2).all(|end| two.links[end].last() != Some(&links[end]));
         two.until(subject, "the next connection", again)?;
+        for end in 0..2 {
+            let bytes = frame(100 + round as u64, 300 + end);
+            two.send_in_time(subject, end, &bytes)?;
+            two.until(subject, "a frame over the next connection", |two| {
+                two.came[1 - end].last() == Some(&bytes)
+            })?;
+        }
     }
     Ok(())
 }
@@ -211,18 +225,23 @@ pub(super) fn crashes<S: Subject>(subject: &mut S) -> Checked {
         let (end, other) = (round % 2, 1 - round % 2);
         let old = two.last(other)?;
         match end {
-            0 => two.sender = subject.sender().map_err(told)?,
-            _ => two.receiver = subject.receiver().map_err(told)?,
+            0 => {
+                two.sender = None;
+                two.sender = Some(subject.sender().map_err(told)?);
+            }
+            _ => {
+                two.receiver = None;
+                two.receiver = Some(subject.receiver().map_err(told)?);
+            }
         }
         // The new end counts by itself.
         (two.links[end], two.lost[end]) = (Vec::new(), BTreeSet::new());
         two.until(subject, "the loss of an end that is gone", |two| two.lost[other].contains(&old))?;
         let again = |two: &Two<S>| !two.links[end].is_empty() && two.links[other].last() != Some(&old);
         two.until(subject, "the connection of its successor", again)?;
-        let before = two.came[other].len();
-        let sent = two.send(end, &frame(9, 100))?;
-        sent.map_err(|error: Error| format!("a successor's frame: {error}"))?;
-        two.until(subject, "a successor's frame", |two| two.came[other].len() > before)?;
+        let bytes = frame(9 + round as u64, 100);
+        two.send_in_time(subject, end, &bytes)?;
+        two.until(subject, "a successor's frame", |two| two.came[other].last() == Some(&bytes))?;
     }
     Ok(())
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::error::{Error, Kind, Result};
 use crate::transfer::conformance::subject::{Checked, Subject, Wrong, told};
 use crate::transfer::ends::{Polled, ReceivingEnd, SendingEnd, Store};
-use crate::transfer::fabric::{Fabric, Happened, ReceiverFabric, Runs, SenderFabric};
-use crate::transfer::frames::Rank;
+use crate::transfer::fabric::{Fabric, Happened, ReceiverFabric, Runs, SenderFabric, Told};
+use crate::transfer::frames::{Rank, Reason};
 use crate::transfer::plan::Plan;
 use crate::transfer::quarantine::Fence;
 use crate::transfer::receiver::{self, Receiver, Where};
@@ -15,8 +15,6 @@ use crate::transfer::runs::{Of, Request, Run};
 use crate::transfer::sender::{self, Sender, Source};
 use crate::transfer::side::{Component, LayerPlaces, Place, Side, Split, Stage};
 
-/// How long a check waits for something that must come.
-pub const LIMIT: Duration = Duration::from_secs(10);
 /// Origins that a sender has memory for.
 pub const ORIGINS: u64 = 64;
 /// The most tokens of an origin.
@@ -25,6 +23,8 @@ pub const TOKENS: u32 = 24;
 pub const LANDING: u32 = 12;
 /// Layers of the model.
 pub(super) const LAYERS: u32 = 3;
+/// Tokens of a receiver's page.
+const PAGE: u32 = 6;
 /// Bytes of a token's row in each component.
 const ROWS: [u64; 2] = [24, 8];
 
@@ -57,7 +57,7 @@ pub fn sides() -> [Side; 2] {
             page_tokens: page,
         }
     };
-    [side(4, 8), side(6, 0)]
+    [side(4, 8), side(PAGE, 0)]
 }
 
 const fn rank(instance: u64) -> Rank {
@@ -92,12 +92,10 @@ pub(super) fn rows(of: (u64, u64), run: &Run) -> Vec<u8> {
     (run.token..run.token + run.tokens).flat_map(|token| row(of, run, token)).collect()
 }
 
-/// A write from afar that the fabric has taken.
+/// A write from afar that the fabric has taken: landing pages and runs.
+#[derive(Clone)]
 pub(super) struct Write {
-    pub fence: Fence,
-    pub link: u32,
-    /// Landing pages and runs.
-    pub runs: Vec<(u32, u64, Run)>,
+    pub runs: Vec<(u32, Run)>,
     pub ended: bool,
 }
 
@@ -105,8 +103,6 @@ pub(super) struct Write {
 pub(super) struct Spy<F> {
     pub inner: F,
     pub writes: BTreeMap<(u32, u64), Write>,
-    /// Writes that have ended well since the last look.
-    pub written: Vec<(u32, u64)>,
     /// A write that ended without having begun, or twice.
     pub wrong: Option<Wrong>,
     /// Whether it writes from afar.
@@ -119,12 +115,11 @@ impl<F: SenderFabric> Fabric for Spy<F> {
         if let Some(Happened::Connected { far, .. }) = happened {
             self.far = far;
         }
-        if let Some(Happened::Written { link, write, failed }) = happened {
+        if let Some(Happened::Written { link, write, .. }) = happened {
             match self.writes.get_mut(&(link, write)).filter(|write| !write.ended) {
                 Some(own) => own.ended = true,
                 None => self.wrong = Some(format!("write {write} ended without having begun, or twice")),
             }
-            self.written.extend((!failed).then_some((link, write)));
         }
         Ok(happened)
     }
@@ -145,16 +140,50 @@ impl<F: SenderFabric> SenderFabric for Spy<F> {
         self.inner.send(link, frame, runs)
     }
 
-    fn write(&mut self, link: u32, write: u64, fence: Fence, landing: &[u32], runs: &Runs<'_>) -> Result<()> {
+    fn write(&mut self, link: u32, write: u64, fence: Fence, runs: &Runs<'_>) -> Result<()> {
         let mut own = Vec::new();
-        runs.each(|origin, run| {
-            let page = landing.get(run.to.page as usize).copied();
-            own.push((page.ok_or_else(|| Error::new(Kind::OutOfRange, "write"))?, origin, *run));
+        runs.each(|Told { page, run, .. }| {
+            own.push((page.ok_or_else(|| Error::new(Kind::OutOfRange, "write"))?, *run));
             Ok(())
         })?;
-        self.inner.write(link, write, fence, landing, runs)?;
-        self.writes.insert((link, write), Write { fence, link, runs: own, ended: false });
+        self.inner.write(link, write, fence, runs)?;
+        self.writes.insert((link, write), Write { runs: own, ended: false });
         Ok(())
+    }
+}
+
+/// A receiver's end, and what it finds on landing pages.
+pub(super) struct Finds<F> {
+    pub inner: F,
+    /// Of a rig with one sender its instance, while rows do not change: then the bytes that must be found are known.
+    pub instance: Option<u64>,
+    /// What was not there when it was told.
+    pub wrong: Option<Wrong>,
+}
+
+impl<F: ReceiverFabric> Fabric for Finds<F> {
+    fn poll(&mut self, frame: &mut Vec<u8>) -> Result<Option<Happened>> {
+        self.inner.poll(frame)
+    }
+
+    fn close(&mut self, link: u32) {
+        self.inner.close(link);
+    }
+}
+
+impl<F: ReceiverFabric> ReceiverFabric for Finds<F> {
+    fn send(&mut self, link: u32, frame: &[u8]) -> Result<()> {
+        self.inner.send(link, frame)
+    }
+
+    fn fetch(&mut self, link: u32, fence: Fence, at: Where, run: &Run, into: &mut [u8]) -> Result<()> {
+        let fetched = self.inner.fetch(link, fence, at, run, into);
+        let other = self.instance.is_some_and(|instance| into != rows((instance, fence.request), run));
+        if matches!(at, Where::Landing(_)) && other {
+            let what = || format!("layer {} of {fence:?} was told and has not landed", run.layer);
+            self.wrong.get_or_insert_with(what);
+        }
+        fetched
     }
 }
 
@@ -174,9 +203,11 @@ impl Store for Stored {
 
 /// A receiving rank.
 pub(super) struct Receiving<F> {
-    pub end: ReceivingEnd<F>,
+    pub end: ReceivingEnd<Finds<F>>,
     pub stored: Stored,
     pub links: usize,
+    /// The newest connection.
+    pub link: Option<u32>,
     pub free: Vec<u32>,
     pub whole: Vec<Fence>,
     pub failed: Vec<(Fence, Error)>,
@@ -188,7 +219,9 @@ pub(super) struct Sending<F> {
     pub end: SendingEnd<Spy<F>>,
     pub instance: u64,
     pub links: Vec<u32>,
-    pub ended: Vec<(u64, crate::transfer::frames::Reason)>,
+    /// Requests that were granted.
+    pub granted: Vec<u64>,
+    pub ended: Vec<(u64, Reason)>,
 }
 
 /// Ranks of both sides over a subject.
@@ -198,8 +231,6 @@ pub(super) struct Rig<'s, S: Subject> {
     pub senders: Vec<Sending<S::Sender>>,
     pub receivers: Vec<Receiving<S::Receiver>>,
     pub now: Duration,
-    /// Whether rows change meanwhile, so that a write's bytes are not known.
-    pub rows_change: bool,
 }
 
 impl<'s, S: Subject> Rig<'s, S> {
@@ -208,7 +239,8 @@ impl<'s, S: Subject> Rig<'s, S> {
         let [from, to] = sides();
         let plan = Plan::new(&from, &to).map_err(told)?;
         let (senders, receivers) = (Vec::new(), Vec::new());
-        let mut rig = Rig { subject, plan, senders, receivers, now: Duration::ZERO, rows_change: false };
+        let now = subject.wait();
+        let mut rig = Rig { subject, plan, senders, receivers, now };
         for instance in 0..count {
             rig.add_sender(instance + 1)?;
             rig.add_receiver(instance + 101)?;
@@ -217,8 +249,9 @@ impl<'s, S: Subject> Rig<'s, S> {
             rig.receivers.iter().all(|of| of.links as u64 >= count)
                 && rig.senders.iter().all(|of| of.links.len() as u64 >= count)
         })?;
-        // Both ends say hello.
-        rig.settle()?;
+        if let ([sender], [receiver]) = (&rig.senders[..], &mut rig.receivers[..]) {
+            receiver.end.fabric.instance = Some(sender.instance);
+        }
         Ok(rig)
     }
 
@@ -229,19 +262,23 @@ impl<'s, S: Subject> Rig<'s, S> {
 
     pub fn add_sender(&mut self, instance: u64) -> Checked {
         let inner = self.subject.sender().map_err(told)?;
-        let spy = Spy { inner, writes: BTreeMap::new(), written: Vec::new(), wrong: None, far: false };
+        let spy = Spy { inner, writes: BTreeMap::new(), wrong: None, far: false };
         let end = SendingEnd::new(machine(instance).map_err(told)?, spy);
-        self.senders.push(Sending { end, instance, links: Vec::new(), ended: Vec::new() });
+        let (links, granted, ended) = (Vec::new(), Vec::new(), Vec::new());
+        self.senders.push(Sending { end, instance, links, granted, ended });
         Ok(())
     }
 
     fn add_receiver(&mut self, instance: u64) -> Checked {
         let [_, side] = sides();
         let machine = Receiver::new(side, rank(instance), receiver::Options::default()).map_err(told)?;
+        let inner = self.subject.receiver().map_err(told)?;
+        let finds = Finds { inner, instance: None, wrong: None };
         self.receivers.push(Receiving {
-            end: ReceivingEnd::new(machine, self.subject.receiver().map_err(told)?),
+            end: ReceivingEnd::new(machine, finds),
             stored: Stored::default(),
             links: 0,
+            link: None,
             free: (0..LANDING).collect(),
             whole: Vec::new(),
             failed: Vec::new(),
@@ -257,12 +294,12 @@ impl<'s, S: Subject> Rig<'s, S> {
     }
 
     pub fn poll_senders(&mut self) -> Checked {
-        for index in 0..self.senders.len() {
-            let Some(own) = self.senders.get_mut(index) else { continue };
+        for own in &mut self.senders {
             while let Some(polled) = own.end.poll(self.now).map_err(told)? {
                 match polled {
                     Polled::Connected { link } => own.links.push(link),
                     Polled::Lost { why: Some(error), .. } => return Err(error.to_string()),
+                    Polled::Event(sender::Event::Granted { request, .. }) => own.granted.push(request),
                     Polled::Event(sender::Event::Ended { request, reason }) => {
                         own.ended.push((request, reason));
                     }
@@ -272,7 +309,6 @@ impl<'s, S: Subject> Rig<'s, S> {
             if let Some(wrong) = own.end.fabric.wrong.take() {
                 return Err(wrong);
             }
-            self.look_at_writes(index)?;
         }
         Ok(())
     }
@@ -281,8 +317,14 @@ impl<'s, S: Subject> Rig<'s, S> {
         for own in &mut self.receivers {
             while let Some(polled) = own.end.poll(self.now, &mut own.stored).map_err(told)? {
                 match polled {
-                    Polled::Connected { .. } => own.links += 1,
+                    Polled::Connected { link } => {
+                        own.links += 1;
+                        own.link = Some(link);
+                    }
                     Polled::Lost { why: Some(error), .. } => return Err(error.to_string()),
+                    Polled::Lost { link, .. } if own.links == 0 => {
+                        return Err(format!("connection {link} is lost twice"));
+                    }
                     Polled::Lost { .. } => own.links -= 1,
                     Polled::Event(receiver::Event::Whole { fence }) => own.whole.push(fence),
                     Polled::Event(receiver::Event::Failed { fence, error }) => {
@@ -292,25 +334,8 @@ impl<'s, S: Subject> Rig<'s, S> {
                     Polled::Event(_) => {}
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// A write that has ended has landed.
-    fn look_at_writes(&mut self, index: usize) -> Checked {
-        let Some(own) = self.senders.get_mut(index) else { return Ok(()) };
-        for name in std::mem::take(&mut own.end.fabric.written) {
-            let Some(write) = own.end.fabric.writes.get(&name) else { continue };
-            let of = (own.instance, write.fence.request);
-            // The suite looks where it has one receiver.
-            let [receiver] = &mut self.receivers[..] else { return Ok(()) };
-            if self.rows_change {
-                continue;
-            }
-            for (page, _, run) in &write.runs {
-                if landed(&mut receiver.end.fabric, write, *page, run)? != rows(of, run) {
-                    return Err(format!("write {} has ended and layer {} has not landed", name.1, run.layer));
-                }
+            if let Some(wrong) = own.end.fabric.wrong.take() {
+                return Err(wrong);
             }
         }
         Ok(())
@@ -318,27 +343,17 @@ impl<'s, S: Subject> Rig<'s, S> {
 
     /// Polls, and lets time pass until something holds.
     pub fn until(&mut self, what: &str, holds: impl Fn(&Rig<'s, S>) -> bool) -> Checked {
-        let end = self.now + LIMIT;
+        let (limit, end) = (self.subject.limit(), self.now + self.subject.limit());
         loop {
             self.poll()?;
             if holds(self) {
                 return Ok(());
             }
             if self.now > end {
-                return Err(format!("{what} did not come within {LIMIT:?}"));
+                return Err(format!("{what} did not come within {limit:?}"));
             }
             self.now = self.subject.wait();
         }
-    }
-
-    /// Lets what is on its way arrive.
-    pub fn settle(&mut self) -> Checked {
-        let end = self.now + Duration::from_millis(60);
-        while self.now < end {
-            self.poll()?;
-            self.now = self.subject.wait();
-        }
-        self.poll()
     }
 
     /// Puts the rows of one layer of a request where an origin says.
@@ -362,7 +377,8 @@ impl<'s, S: Subject> Rig<'s, S> {
         self.plan.runs(&request, (layer, tokens), Of::All, put).map_err(told)
     }
 
-    /// A receiver wants a request of a sender. Landing pages are taken if they are needed.
+    /// A receiver wants a request of a sender. Landing pages are taken if they are needed. It waits until both know
+    /// each other, and the sender knows the grant.
     pub fn grant(
         &mut self,
         (receiver, sender): (usize, usize),
@@ -371,11 +387,10 @@ impl<'s, S: Subject> Rig<'s, S> {
     ) -> Checked<Fence> {
         let far = self.is_far();
         let instance = self.senders.get(sender).map_or(0, |of| of.instance);
-        let missing = || "no such receiver".to_owned();
-        let own = self.receivers.get_mut(receiver).ok_or_else(missing)?;
+        let own = self.receiver(receiver)?;
         own.generation += 1;
         let fence = Fence { request, generation: own.generation };
-        let pages = if far { tokens.div_ceil(6) as usize } else { 0 };
+        let pages = if far { (tokens.div_ceil(PAGE) - first / PAGE) as usize } else { 0 };
         if own.free.len() < pages {
             return Err(format!("{} landing pages are free", own.free.len()));
         }
@@ -389,8 +404,65 @@ impl<'s, S: Subject> Rig<'s, S> {
             landing: &landing,
             deadline: None,
         };
-        own.end.machine.grant(&wanted).map_err(told)?;
+        let end = self.now + self.subject.limit();
+        while let Err(error) = self.receiver(receiver)?.end.machine.grant(&wanted) {
+            // The sender has not said hello.
+            if error.kind() != Kind::InvalidState || self.now > end {
+                return Err(told(error));
+            }
+            self.poll()?;
+            self.now = self.subject.wait();
+        }
+        self.until("a grant", |rig| rig.senders.get(sender).is_some_and(|of| of.granted.contains(&request)))?;
         Ok(fence)
+    }
+
+    fn receiver(&mut self, index: usize) -> Checked<&mut Receiving<S::Receiver>> {
+        self.receivers.get_mut(index).ok_or_else(|| "no such receiver".to_owned())
+    }
+
+    /// One end closes the connection of the first sender and receiver.
+    pub fn close(&mut self, by_sender: bool) -> Checked {
+        let (Some(sender), Some(receiver)) = (self.senders.first_mut(), self.receivers.first_mut()) else {
+            return Err("no ends".to_owned());
+        };
+        let link = if by_sender { sender.links.last() } else { receiver.link.as_ref() };
+        let link = *link.ok_or("no connection")?;
+        match by_sender {
+            true => {
+                sender.end.fabric.close(link);
+                sender.end.machine.disconnect(link);
+            }
+            false => {
+                receiver.end.fabric.close(link);
+                receiver.end.machine.disconnect(link);
+                receiver.links -= 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is on the landing pages of writes to a receiver.
+    pub fn landed<'a>(&mut self, writes: impl Iterator<Item = &'a Write>) -> Checked<Vec<Vec<u8>>> {
+        let receiver = self.receivers.first_mut().ok_or("no receiver")?;
+        let fabric = &mut receiver.end.fabric.inner;
+        let mut all = Vec::new();
+        for (page, run) in writes.flat_map(|write| &write.runs) {
+            let mut bytes = vec![0; usize::try_from(run.total()).unwrap_or(0)];
+            self.subject.landed(fabric, *page, run, &mut bytes).map_err(told)?;
+            all.push(bytes);
+        }
+        Ok(all)
+    }
+
+    /// Nothing lands on the pages of writes for a while.
+    pub fn is_quiet(&mut self, writes: &[&Write], quiet: Duration) -> Checked<bool> {
+        let before = self.landed(writes.iter().copied())?;
+        let end = self.now + quiet;
+        while self.now < end {
+            self.now = self.subject.wait();
+        }
+        Ok(self.landed(writes.iter().copied())? == before)
     }
 
     /// Compares what a receiver has stored of a request.
@@ -418,17 +490,4 @@ impl<'s, S: Subject> Rig<'s, S> {
         }
         wrong.map_or(Ok(()), Err)
     }
-}
-
-/// What is on a landing page.
-pub(super) fn landed<F: ReceiverFabric>(
-    fabric: &mut F,
-    write: &Write,
-    page: u32,
-    run: &Run,
-) -> Checked<Vec<u8>> {
-    let mut bytes = vec![0; usize::try_from(run.total()).unwrap_or(0)];
-    let at = Where::Landing(page);
-    fabric.fetch(write.link, write.fence, at, run, &mut bytes).map_err(told)?;
-    Ok(bytes)
 }

@@ -3,14 +3,11 @@
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::transfer::conformance::rig::{LANDING, LAYERS, ORIGINS, Rig, TOKENS, Write, landed};
+use crate::transfer::conformance::rig::{LANDING, LAYERS, ORIGINS, Rig, TOKENS};
 use crate::transfer::conformance::subject::{Checked, Subject, told};
 use crate::transfer::frames::Reason;
 use crate::transfer::quarantine::Fence;
 use crate::transfer::sender::Computed;
-
-/// How long nothing may happen after what ends it.
-const QUIET: Duration = Duration::from_secs(1);
 
 /// A request on its way from a sender to a receiver, by their indices.
 #[derive(Clone, Copy)]
@@ -97,7 +94,6 @@ pub(super) fn whole<S: Subject>(subject: &mut S) -> Checked {
     // Two at a time, told together.
     let both = [20_u64, 21].map(|request| Going { ranks: (0, 0), request, tokens: 24, first: 0, chunk: 24 });
     let fences = [rig.begin(both[0])?, rig.begin(both[1])?];
-    rig.settle()?;
     for (at, (layer, tokens)) in (0..).zip(both[0].parts()) {
         let mut parts = Vec::new();
         for (place, going) in (0..).zip(both) {
@@ -117,10 +113,9 @@ pub(super) fn whole<S: Subject>(subject: &mut S) -> Checked {
 /// The rows of each part are others for a while after they were told, as those of an engine that writes too early.
 pub(super) fn changes<S: Subject>(subject: &mut S) -> Checked {
     let mut rig = Rig::new(subject, 1)?;
-    rig.rows_change = true;
+    rig.receivers.iter_mut().for_each(|of| of.end.fabric.instance = None);
     let going = Going { ranks: (0, 0), request: 1, tokens: 24, first: 0, chunk: 12 };
     let fence = rig.begin(going)?;
-    rig.settle()?;
     for (origin, (layer, tokens)) in (0..).zip(going.parts()) {
         rig.compute(going, (layer, tokens.clone()), origin)?;
         rig.poll_senders()?;
@@ -169,6 +164,11 @@ pub(super) fn reuse<S: Subject>(subject: &mut S) -> Checked {
             let over = rig.senders.iter().all(|of| of.ended.iter().any(|(of, _)| *of == going.request));
             over && rig.receivers.iter().all(|of| of.free.len() == LANDING as usize)
         })?;
+        let writes = rig.senders.first_mut().map(|of| std::mem::take(&mut of.end.fabric.writes));
+        let writes = writes.unwrap_or_default();
+        if !rig.is_quiet(&writes.values().collect::<Vec<_>>(), Duration::from_millis(15))? {
+            return Err("something landed on pages that were said to be free".to_owned());
+        }
         let going = next(0);
         let fence = rig.begin(going)?;
         for (origin, part) in (0..).zip(going.parts()) {
@@ -205,54 +205,58 @@ pub(super) fn mixing<S: Subject>(subject: &mut S) -> Checked {
     Ok(())
 }
 
-/// A sender goes while it writes from afar.
+/// A sender goes, or a connection is closed, while something is written from afar.
 pub(super) fn destroyed<S: Subject>(subject: &mut S) -> Checked {
     let mut rig = Rig::new(subject, 1)?;
     if !rig.is_far() {
         return Ok(());
     }
-    for request in 1..=10 {
+    for request in 1..=9 {
         let going = Going { ranks: (0, 0), request, tokens: TOKENS, first: 0, chunk: TOKENS };
         let fence = rig.begin(going)?;
-        rig.settle()?;
         for (origin, part) in (0..).zip(going.parts()) {
             rig.compute(going, part, origin)?;
         }
-        rig.poll_senders()?;
-        let gone = rig.senders.pop().map(|sender| sender.end.fabric.writes).unwrap_or_default();
-        if gone.is_empty() {
-            return Err("no write has begun".to_owned());
-        }
+        let limit = rig.now + rig.subject.limit();
+        let sender = loop {
+            rig.poll_senders()?;
+            let sender = rig.senders.first_mut().ok_or("no sender")?;
+            if !sender.end.fabric.writes.is_empty() {
+                break sender;
+            }
+            if rig.now > limit {
+                return Err("no write has begun".to_owned());
+            }
+            rig.now = rig.subject.wait();
+        };
+        let writes = sender.end.fabric.writes.clone();
+        let instance = match request % 3 {
+            0 => {
+                rig.senders.clear();
+                request + 1
+            }
+            closes => {
+                let instance = sender.instance;
+                rig.close(closes == 1)?;
+                instance
+            }
+        };
         rig.until("the destruction of what could write", |rig| {
             let failed = |of: &Vec<(Fence, Error)>| of.iter().any(|(of, _)| *of == fence);
             rig.receivers.iter().all(|of| of.free.len() == LANDING as usize && failed(&of.failed))
         })?;
-        let before = look(&mut rig, gone.values())?;
-        let end = rig.now + QUIET;
-        while rig.now < end {
-            rig.now = rig.subject.wait();
-        }
-        if look(&mut rig, gone.values())? != before {
+        let quiet = rig.subject.quiet();
+        if !rig.is_quiet(&writes.values().collect::<Vec<_>>(), quiet)? {
             return Err("something landed after the destruction was told".to_owned());
         }
-        rig.add_sender(request + 1)?;
-        rig.until("a successor", |rig| rig.senders.iter().all(|of| !of.links.is_empty()))?;
-        rig.settle()?;
+        // The next one begins with a sender of its own.
+        rig.senders.clear();
+        rig.add_sender(instance + 100)?;
+        rig.receivers.iter_mut().for_each(|of| of.end.fabric.instance = Some(instance + 100));
+        rig.until("a successor", |rig| {
+            let connected = rig.senders.iter().all(|of| !of.links.is_empty());
+            connected && rig.receivers.iter().all(|of| of.links == 1)
+        })?;
     }
     Ok(())
-}
-
-/// What is on the landing pages of writes.
-fn look<'a, S: Subject>(
-    rig: &mut Rig<'_, S>,
-    writes: impl Iterator<Item = &'a Write>,
-) -> Checked<Vec<Vec<u8>>> {
-    let receiver = rig.receivers.first_mut().ok_or("no receiver")?;
-    let mut all = Vec::new();
-    for write in writes {
-        for (page, _, run) in &write.runs {
-            all.push(landed(&mut receiver.end.fabric, write, *page, run)?);
-        }
-    }
-    Ok(all)
 }

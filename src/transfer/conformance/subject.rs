@@ -35,9 +35,26 @@ pub trait Subject {
     /// Any: the check fails.
     fn put(&mut self, sender: &mut Self::Sender, origin: u64, run: &Run, bytes: &[u8]) -> Result<()>;
 
+    /// Reads a run's pieces, one after another, from a landing page of a receiver. A fabric whose receivers fetch is
+    /// never asked.
+    ///
+    /// # Errors
+    /// Any: the check fails.
+    fn landed(&mut self, receiver: &mut Self::Receiver, page: u32, run: &Run, into: &mut [u8]) -> Result<()>;
+
     /// Lets time pass: until something that is on its way has moved on, or for about a millisecond. Returns the time
     /// since any beginning.
     fn wait(&mut self) -> Duration;
+
+    /// How long something that must come may take.
+    fn limit(&self) -> Duration {
+        Duration::from_secs(10)
+    }
+
+    /// How long nothing may happen after what ends it.
+    fn quiet(&self) -> Duration {
+        Duration::from_secs(1)
+    }
 }
 
 /// What was wrong in a check.

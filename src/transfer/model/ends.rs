@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use crate::error::{Error, Kind, Result};
-use crate::transfer::fabric::{Fabric, Happened, ReceiverFabric, Runs, SenderFabric};
+use crate::transfer::fabric::{Fabric, Happened, ReceiverFabric, Runs, SenderFabric, Told};
 use crate::transfer::model::faults::Way;
 use crate::transfer::model::memory::By;
 use crate::transfer::model::net::{Carried, State};
@@ -26,8 +26,8 @@ pub struct ModelSender {
 pub struct ModelReceiver {
     pub(super) net: Rc<RefCell<State>>,
     pub(super) index: usize,
-    /// What came with the last frame, and how many of its runs were passed.
-    pub(super) carried: Option<(Rc<Carried>, usize)>,
+    /// What came with the last frame.
+    pub(super) carried: Option<Rc<Carried>>,
 }
 
 impl Drop for ModelSender {
@@ -66,28 +66,30 @@ impl Source for ModelSender {
 
 impl SenderFabric for ModelSender {
     fn send(&mut self, link: u32, frame: &[u8], runs: &Runs<'_>) -> Result<()> {
-        let (way, memory) = {
-            let state = self.net.borrow();
-            (state.way, state.memory(self.index)?)
+        let memory = {
+            let mut state = self.net.borrow_mut();
+            state.check_room(true, self.index, link, frame.len())?;
+            (state.way == Way::Stream).then(|| state.memory(self.index)).transpose()?
         };
         let mut carried = Carried::new();
-        if way == Way::Stream {
-            runs.each(|origin, run| {
+        if let Some(memory) = memory {
+            runs.each(|Told { origin, run, .. }| {
                 let mut bytes = vec![0; usize::try_from(run.total()).unwrap_or(0)];
-                memory.borrow_mut().read(By::Fabric, origin, run, &mut bytes)?;
-                carried.push((origin, *run, bytes));
+                // What cannot be read is carried as zeros, which have not its digest.
+                let _ = memory.borrow_mut().read(By::Fabric, *origin, run, &mut bytes);
+                carried.push((*origin, *run, bytes));
                 Ok(())
             })?;
         }
         self.net.borrow_mut().send((true, self.index), link, frame, carried)
     }
 
-    fn write(&mut self, link: u32, write: u64, fence: Fence, landing: &[u32], runs: &Runs<'_>) -> Result<()> {
+    fn write(&mut self, link: u32, write: u64, fence: Fence, runs: &Runs<'_>) -> Result<()> {
         let mut writes = Vec::new();
-        runs.each(|origin, run| {
-            let page = landing.get(run.to.page as usize).copied();
+        self.net.borrow_mut().check_room(true, self.index, link, 0)?;
+        runs.each(|Told { origin, page, run }| {
             let page = page.ok_or_else(|| Error::new(Kind::OutOfRange, "model write").at("landing page"))?;
-            writes.push((page, origin, *run));
+            writes.push((page, *origin, *run));
             Ok(())
         })?;
         self.net.borrow_mut().write(self.index, (link, write), fence, writes)
@@ -99,7 +101,7 @@ impl Fabric for ModelReceiver {
         self.carried = None;
         Ok(self.net.borrow_mut().poll(false, self.index).map(|(happened, message)| {
             if let Some(message) = message {
-                (*frame, self.carried) = (message.bytes, Some((message.carried, 0)));
+                (*frame, self.carried) = (message.bytes, Some(message.carried));
             }
             happened
         }))
@@ -112,6 +114,7 @@ impl Fabric for ModelReceiver {
 
 impl ReceiverFabric for ModelReceiver {
     fn send(&mut self, link: u32, frame: &[u8]) -> Result<()> {
+        self.net.borrow_mut().check_room(false, self.index, link, frame.len())?;
         self.net.borrow_mut().send((false, self.index), link, frame, Carried::new())
     }
 
@@ -131,16 +134,15 @@ impl ReceiverFabric for ModelReceiver {
                     landing.borrow_mut().write(fence, page, run, &other);
                 }
             }
-            (Where::Origin(origin), Way::Stream) => {
-                let gone = || Error::new(Kind::Closed, "model fetch").at("what came with the notice");
-                let (carried, passed) = self.carried.as_mut().ok_or_else(gone)?;
-                let same = |(of, other, _): &(u64, Run, Vec<u8>)| *of == origin && other == run;
-                let ahead = carried.iter().skip(*passed).position(same).ok_or_else(gone)?;
-                *passed += ahead + 1;
-                let bytes = carried.get(*passed - 1).map_or(&[][..], |(_, _, bytes)| bytes);
+            (Where::Origin { origin, nth }, Way::Stream) => {
+                let place = usize::try_from(nth).unwrap_or(usize::MAX);
+                let carried = self.carried.as_ref().and_then(|carried| carried.get(place));
+                let same = carried.filter(|(of, other, _)| (*of, other) == (origin, run));
+                let (.., bytes) = same
+                    .ok_or_else(|| Error::new(Kind::Closed, "model fetch").at("what came with the notice"))?;
                 into.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
             }
-            (Where::Origin(origin), _) => {
+            (Where::Origin { origin, .. }, _) => {
                 let memory = state.memory_over(link)?;
                 memory.borrow_mut().read(By::Fabric, origin, run, into)?;
             }

@@ -28,6 +28,8 @@ pub struct Faults {
     pub fetched: u64,
     /// A run cannot be fetched.
     pub refused: u64,
+    /// A frame or a write finds no room, for up to 20 ms.
+    pub full: u64,
     /// A write from afar ends without having written everything.
     pub unwritten: u64,
     /// A connection breaks, for each message or write that arrives.
@@ -43,6 +45,8 @@ pub struct Seen {
     pub lost_or_twice: u32,
     /// Connections that broke or were closed.
     pub cut: u32,
+    /// Frames and writes that found no room.
+    pub full: u32,
     /// Writes of which something did not land.
     pub unwritten: u32,
     /// Second connections between the same ends.

@@ -30,6 +30,8 @@ pub struct Message {
     pub to_receiver: bool,
     /// The frame's bytes.
     pub bytes: Vec<u8>,
+    /// How many bytes it had when it was sent.
+    length: usize,
     /// What comes with it over a stream.
     pub(super) carried: Rc<Carried>,
 }
@@ -47,8 +49,14 @@ struct Link {
     up: [bool; 2],
     /// Bytes of frames that wait to be polled at each end.
     waiting: [usize; 2],
+    /// Whether the sender and the receiver have found no room, and are to be told when there is; whether that is on
+    /// its way.
+    full: [bool; 2],
+    told: [bool; 2],
     /// When the last message arrives at each end that overtakes none.
     last: [Duration; 2],
+    /// When the hello arrives at each end.
+    hello: [Duration; 2],
     broken: bool,
 }
 
@@ -74,6 +82,11 @@ enum Happens {
         end: usize,
     },
     Destroyed(u32),
+    /// An end has room again.
+    Room {
+        link: u32,
+        end: usize,
+    },
     Connect([usize; 2]),
 }
 
@@ -202,9 +215,35 @@ impl State {
         if let Some(message) = &message
             && let Some(link) = self.links.get_mut(message.link as usize)
         {
-            link.waiting[end] -= message.bytes.len();
+            link.waiting[end] = link.waiting[end].saturating_sub(message.length);
+            self.tell_of_room(message.link, 1 - end);
         }
         Some((happened, message))
+    }
+
+    /// Tells an end that found no room that there is some.
+    fn tell_of_room(&mut self, link: u32, end: usize) {
+        let Some(of) = self.links.get_mut(link as usize) else { return };
+        if of.full[end] && !of.told[end] && of.waiting[1 - end] <= ROOM / 2 {
+            of.told[end] = true;
+            let time = self.now + self.draw.millis(20);
+            self.at(time, Happens::Room { link, end });
+        }
+    }
+
+    /// Whether an end may send so many bytes more.
+    pub fn check_room(&mut self, sender: bool, index: usize, link: u32, bytes: usize) -> Result<()> {
+        let (own, other) = (usize::from(!sender), usize::from(sender));
+        let full = self.fault(self.faults.full);
+        let of = self.links.get_mut(link as usize).filter(|of| of.ends[own] == index && of.up[own]);
+        let of = of.ok_or_else(gone)?;
+        if !full && (of.waiting[other] == 0 || of.waiting[other] + bytes <= ROOM) {
+            return Ok(());
+        }
+        of.full[own] = true;
+        self.seen.full += 1;
+        self.tell_of_room(link, own);
+        Err(Error::new(Kind::Exhausted, "model fabric").with("link", link))
     }
 
     pub fn send(
@@ -217,12 +256,9 @@ impl State {
         let (own, other) = (usize::from(!sender), usize::from(sender));
         let of = self.links.get_mut(link as usize).filter(|of| of.ends[own] == index && of.up[own]);
         let of = of.ok_or_else(gone)?;
-        if of.waiting[other] > 0 && of.waiting[other] + frame.len() > ROOM {
-            return Err(Error::new(Kind::Exhausted, "model send").with("link", link));
-        }
         of.waiting[other] += frame.len();
         let (bytes, carried) = (frame.to_vec(), Rc::new(carried));
-        self.sent.push(Message { link, to_receiver: sender, bytes, carried });
+        self.sent.push(Message { link, to_receiver: sender, length: bytes.len(), bytes, carried });
         Ok(())
     }
 
@@ -253,9 +289,9 @@ impl State {
 
     /// Lets a message leave, with what may go wrong.
     pub fn post(&mut self, mut message: Message) {
-        let (end, length, hello) = (message.end(), message.bytes.len(), message.bytes.first() == Some(&1));
+        let (end, length, hello) = (message.end(), message.length, message.bytes.first() == Some(&1));
         if self.fault(self.faults.damaged) {
-            let at = self.draw.below(length as u64) as usize;
+            let at = self.draw.below(message.bytes.len() as u64) as usize;
             let bit = 1 << self.draw.below(8);
             message.bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= bit);
         }
@@ -271,11 +307,15 @@ impl State {
         for _ in 0..copies {
             let takes = self.draw.millis(if late && !hello { 300 } else { 2 });
             let time = match reordered || late {
-                true if !hello => link.last[end].min(self.now) + takes,
+                // Nothing overtakes a hello.
+                true if !hello => (self.now + takes).max(link.hello[end]),
                 _ => link.last[end].max(self.now + takes),
             };
             if !(late || reordered) || hello {
                 link.last[end] = time;
+            }
+            if hello {
+                link.hello[end] = time;
             }
             self.future.insert((time, self.count), Happens::Arrives(message.clone()));
             self.count += 1;
@@ -321,6 +361,11 @@ impl State {
                     end.inbox.push_back((Happened::Destroyed { link }, None));
                 }
             }
+            Happens::Room { link, end } => {
+                let own = self.links.iter_mut().skip(link as usize).take(1);
+                own.for_each(|of| (of.full[end], of.told[end]) = (false, false));
+                self.tell(link, end, Happened::Room { link });
+            }
             Happens::Connect(ends) => self.connect(ends),
         }
     }
@@ -339,8 +384,8 @@ impl State {
         match self.end_of(link, end).filter(|end| up && end.alive) {
             Some(end) => end.inbox.push_back((Happened::Frame { link }, Some(message))),
             None => {
-                let bytes = message.bytes.len();
-                self.links.iter_mut().skip(link as usize).take(1).for_each(|of| of.waiting[end] -= bytes);
+                let own = self.links.iter_mut().skip(link as usize).take(1);
+                own.for_each(|of| of.waiting[end] = of.waiting[end].saturating_sub(message.length));
             }
         }
     }
@@ -373,7 +418,8 @@ impl State {
         for _ in 0..1 + u32::from(doubled) {
             let (link, far) = (self.links.len() as u32, self.way == Way::Far);
             let (up, last) = ([true; 2], [self.now; 2]);
-            self.links.push(Link { ends, up, waiting: [0; 2], last, broken: false });
+            let (full, told) = ([false; 2], [false; 2]);
+            self.links.push(Link { ends, up, waiting: [0; 2], full, told, last, hello: last, broken: false });
             (0..2).for_each(|end| self.tell(link, end, Happened::Connected { link, far }));
         }
     }
@@ -401,6 +447,8 @@ impl State {
             end.inbox.retain(|(happened, _)| match happened {
                 Happened::Connected { link: of, .. }
                 | Happened::Frame { link: of }
+                | Happened::Alive { link: of }
+                | Happened::Room { link: of }
                 | Happened::Written { link: of, .. }
                 | Happened::Lost { link: of } => *of != link,
                 Happened::Destroyed { .. } => true,

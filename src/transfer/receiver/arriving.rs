@@ -76,13 +76,25 @@ pub(super) struct Line {
     pub heard_at: Option<Duration>,
     /// Whether it was said that it is to be closed.
     pub closing: bool,
+    /// Whether the fabric has no room for its frames.
+    pub blocked: bool,
 }
 
 impl Line {
     pub fn new(link: u32, far: bool, hello: Vec<u8>) -> Line {
         let frames = VecDeque::from([Waiting { bytes: hello, parts: 0, answers: None }]);
-        let (peer, sayings) = (None, Vec::new());
-        Line { link, far, peer, frames, parts: 0, sayings, heard: true, heard_at: None, closing: false }
+        Line {
+            link,
+            far,
+            peer: None,
+            frames,
+            parts: 0,
+            sayings: Vec::new(),
+            heard: true,
+            heard_at: None,
+            closing: false,
+            blocked: false,
+        }
     }
 
     /// Tells something until it is answered, instead of what was told of this use of pages.

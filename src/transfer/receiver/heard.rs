@@ -109,9 +109,11 @@ impl Receiver {
                 .with("most", self.options.window));
         }
         self.failed.clear();
-        let mut parts = 0;
+        let (mut parts, mut told) = (0, 0_u32);
         for (place, part) in (0..).zip(notice.parts()) {
             parts += 1;
+            let first = told;
+            told = told.saturating_add(part.digests.count() as u32);
             // What is told of another use moves nothing.
             if !self.hears(index, part.fence) {
                 self.disown(index, part.fence)?;
@@ -119,7 +121,7 @@ impl Receiver {
             }
             let (fence, layer) = (part.fence, part.layer);
             let ready = self.is_ready(fence, layer);
-            match self.take(index, place, &part, mover) {
+            match self.take(index, (place, first), &part, mover) {
                 Ok(()) => {
                     if !ready && self.is_ready(fence, layer) {
                         self.events.push_back(Event::Ready { fence, layer });
@@ -142,11 +144,12 @@ impl Receiver {
         }
     }
 
-    /// Moves the runs of a part. The index of each that failed is left in `failed`.
+    /// Moves the runs of a part, which is given by its place in the notice and that of its first run. The index of each
+    /// that failed is left in `failed`.
     fn take(
         &mut self,
         index: usize,
-        place: u16,
+        (place, mut nth): (u16, u32),
         part: &Rows<'_>,
         mover: &mut impl Mover,
     ) -> std::result::Result<(), Wrong> {
@@ -168,6 +171,7 @@ impl Receiver {
         let mut digests = part.digests.iter().peekable();
         let (bytes, failed, mut broken) = (&mut self.bytes, &mut self.failed, None);
         let (mut runs, all) = (0_u32, part.digests.are_all());
+        let first_page = arriving.first / paired.plan.target.page_tokens.max(1);
         // Ends the visit: what comes then is not told.
         let enough = || Error::new(Kind::Cancelled, OPERATION);
         let visited = paired.plan.runs(&request, (part.layer, tokens), between, |run| {
@@ -178,15 +182,18 @@ impl Receiver {
                 None if all || digests.peek().is_none() => return Err(enough()),
                 None => return Ok(()),
             };
+            let page = run.to.page.checked_sub(first_page).and_then(|at| arriving.landing.get(at as usize));
+            let at = match (far, page) {
+                (true, Some(page)) => Where::Landing(*page),
+                (true, None) => return Err(Error::new(Kind::OutOfRange, OPERATION).at("landing pages")),
+                (false, _) => Where::Origin { origin: part.origin, nth },
+            };
+            nth = nth.saturating_add(1);
             let found = arriving.ledger.find(&run)?;
             if arriving.ledger.has(&found) {
                 return Ok(());
             }
             let bytes = room(bytes, &run)?;
-            let at = match arriving.landing.get(run.to.page as usize) {
-                Some(page) if far => Where::Landing(*page),
-                _ => Where::Origin(part.origin),
-            };
             let fetched = mover.fetch(link, fence, at, &run, bytes);
             if fetched.is_err() || digest(fence, &run, bytes) != told {
                 arriving.wrong = Some((run.layer, run.component, run.token));

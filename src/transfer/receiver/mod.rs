@@ -82,9 +82,13 @@ impl Default for Options {
 /// Where a run's bytes are fetched from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Where {
-    /// From where the sender has them, as it said ([`Computed::origin`](crate::transfer::sender::Computed::origin)); or
-    /// from what came with the notice.
-    Origin(u64),
+    /// From the sender's memory, or from what came with the notice.
+    Origin {
+        /// Where the sender has them, as it said ([`Computed::origin`](crate::transfer::sender::Computed::origin)).
+        origin: u64,
+        /// The run's place among all runs that the notice tells: that of its bytes, if they came with it.
+        nth: u32,
+    },
     /// From a landing page of the use, to which a writer from afar has written them. They are there as they will be in
     /// the receiver's own page: at [`Run::to`].
     Landing(u32),
@@ -119,9 +123,8 @@ pub struct Wanted<'a> {
     pub sender: (u64, u32),
     /// The kinds of payloads that belong to it, each once.
     pub payloads: &'a [u8],
-    /// Where writers from afar write, as many pages as the tokens need; empty if the receiver itself reads. Pages
-    /// before that of the first wanted token are not written to, but [`Event::Free`] lists them with the others. So
-    /// leading pages that other requests share have a number here that is of no page.
+    /// Where writers from afar write: pages from that of the first wanted token on, as many as the tokens need. Empty
+    /// if the receiver itself reads.
     pub landing: &'a [u32],
     /// When it fails, if it is not whole by then.
     pub deadline: Option<Duration>,
@@ -249,6 +252,21 @@ impl Receiver {
         }
     }
 
+    /// Something has come on a connection, though no whole frame: its other end lives.
+    pub fn alive(&mut self, link: u32) {
+        self.lines.iter_mut().filter(|line| line.link == link).for_each(|line| line.heard = true);
+    }
+
+    /// The fabric has no room for frames of a connection: none is asked for until [`Receiver::unblock`].
+    pub fn block(&mut self, link: u32) {
+        self.lines.iter_mut().filter(|line| line.link == link).for_each(|line| line.blocked = true);
+    }
+
+    /// The fabric has room again.
+    pub fn unblock(&mut self, link: u32) {
+        self.lines.iter_mut().filter(|line| line.link == link).for_each(|line| line.blocked = false);
+    }
+
     /// What the other end of a connection that is gone could write through no longer exists: its registered memory was
     /// taken away, or its process and adapter are known to have ended.
     ///
@@ -315,7 +333,8 @@ impl Receiver {
         if missing {
             return Err(wrong(Kind::InvalidState, "a rank of the sender that is not connected"));
         }
-        let pages = tokens.div_ceil(one.paired.plan.target.page_tokens.max(1)) as usize;
+        let one_page = one.paired.plan.target.page_tokens.max(1);
+        let pages = tokens.div_ceil(one_page).saturating_sub(first / one_page) as usize;
         if far && landing.len() != pages {
             return Err(wrong(Kind::OutOfRange, "landing pages").with("wanted", pages as u64));
         }

@@ -68,8 +68,9 @@ impl Receiver {
     pub fn due(&self) -> Option<Duration> {
         let lines = self.lines.iter().flat_map(|line| {
             let told = line.sayings.iter().map(|saying| self.again(saying));
-            let small = (!line.frames.is_empty() || line.heard).then_some(Duration::ZERO);
-            told.chain(small).chain(self.patience_of(line))
+            let small = (!line.frames.is_empty()).then_some(Duration::ZERO);
+            let frames = told.chain(small).filter(|_| !line.blocked);
+            frames.chain(line.heard.then_some(Duration::ZERO)).chain(self.patience_of(line))
         });
         let events = (!self.events.is_empty()).then_some(Duration::ZERO);
         lines.chain(events).chain(self.deadlines.first().map(|(deadline, _)| *deadline)).min()
@@ -97,7 +98,7 @@ impl Receiver {
             line.heard_at = Some(now);
         }
         frame.clear();
-        if let Some(waiting) = line.frames.pop_front() {
+        if let Some(waiting) = line.frames.pop_front_if(|_| !line.blocked) {
             line.parts -= waiting.parts;
             frame.extend(waiting.bytes);
             return Some(Action::Frame { link });
@@ -107,7 +108,8 @@ impl Receiver {
             self.lines.iter_mut().skip(index).take(1).for_each(|line| line.closing = true);
             return Some(Action::Close { link });
         }
-        let place = line.sayings.iter().position(|saying| now >= self.again(saying))?;
+        let again = |saying: &Saying| !line.blocked && now >= self.again(saying);
+        let place = line.sayings.iter().position(again)?;
         let line = self.lines.get_mut(index)?;
         let saying = line.sayings.get_mut(place)?;
         saying.told = Some((saying.told.map_or(now, |(first, _)| first), now));

@@ -6,7 +6,7 @@ use crate::error::{Error, Kind, Result};
 use crate::transfer::frames::{Answer, Frame, Grant, Reason};
 use crate::transfer::quarantine::Fence;
 use crate::transfer::sender::line::{Failing, Job, What};
-use crate::transfer::sender::request::{Granted, Target};
+use crate::transfer::sender::request::{Granted, Landing, Target};
 use crate::transfer::sender::{Early, Event, Sender, count};
 
 const OPERATION: &str = "transfer sender";
@@ -95,8 +95,10 @@ impl Sender {
             !target.paired.is_as(&peer.paired)
                 || (target.instance, target.replica) != (peer.rank.instance, peer.rank.replica)
         });
-        let pages = grant.tokens.div_ceil(peer.paired.plan.target.page_tokens.max(1)) as usize;
-        let landing = grant.done || !line.far || grant.landing.len() == pages;
+        let page = peer.paired.plan.target.page_tokens.max(1);
+        let (first_page, pages) = (grant.first / page, grant.tokens.div_ceil(page));
+        let wanted = pages.saturating_sub(first_page) as usize;
+        let landing = grant.done || !line.far || grant.landing.len() == wanted;
         let numbers = grant.tokens == sending.tokens && grant.first <= grant.tokens && landing;
         let twice = sending.grants.iter().any(|known| known.rank == rank);
         let late = twice || sending.failed.is_some() || sending.parts.iter().any(|held| held.released);
@@ -126,12 +128,13 @@ impl Sender {
             sending.parts.iter_mut().for_each(|held| held.waiting = receivers);
         }
         let (ended, drained, first) = (None, false, grant.first);
-        sending.grants.push(Granted { link, rank, fence, first, ended, drained });
+        let landing = Landing { first_page, pages: grant.landing.into() };
+        sending.grants.push(Granted { link, rank, fence, first, landing, ended, drained });
         let held = sending.tokens <= self.options.bulk_tokens && !sending.finished;
         let (parts, payloads) = (if held { 0 } else { sending.parts.len() }, sending.payloads.len());
         (0..payloads).for_each(|payload| self.push_payload(link, fence, payload));
         if !grant.done {
-            self.events.push_back(Event::Granted { request, link, fence, first, landing: grant.landing });
+            self.events.push_back(Event::Granted { request, link, fence, first });
         }
         (0..parts).try_for_each(|part| self.queue(request, part, (link, fence, first)))
     }
@@ -183,9 +186,9 @@ impl Sender {
             What::Payload(payload) => (What::Payload(*payload), 0),
         };
         // Its bytes were counted when it was told for the first time.
-        let (request, bytes, attempts) = (job.request, 0, job.attempts + 1);
+        let (request, bytes, size, attempts) = (job.request, 0, job.size, job.attempts + 1);
         if let Some(line) = self.lines.get_mut(index) {
-            line.push(Job { request, fence, what, runs: count, bytes, attempts });
+            line.push(Job { request, fence, what, runs: count, bytes, size, attempts });
         }
     }
 

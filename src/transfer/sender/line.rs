@@ -23,6 +23,8 @@ pub(super) struct Job {
     /// The most runs that it tells, and the bytes of its rows where they are paced.
     pub runs: usize,
     pub bytes: u64,
+    /// The most bytes that its rows have.
+    pub size: u64,
     /// How often runs of it were wrong.
     pub attempts: u32,
 }
@@ -84,6 +86,9 @@ pub(super) struct Line {
     /// Whether it is to be closed, for another reason than silence, and whether that was said.
     pub broken: bool,
     pub closing: bool,
+    /// Whether the fabric has no room for it; whether it has had none since the last poll.
+    pub blocked: bool,
+    pub unblocked: bool,
     /// Whether a frame has come since the last poll, and the time of the poll after the last frame.
     pub heard: bool,
     pub heard_at: Option<Duration>,
@@ -107,6 +112,8 @@ impl Line {
             next: 0,
             broken: false,
             closing: false,
+            blocked: false,
+            unblocked: false,
             heard: true,
             heard_at: None,
             ended: BTreeSet::new(),
@@ -209,6 +216,21 @@ impl Line {
             self.ready.extend(left.map(|job| Job { bytes: 0, ..job }));
         }
         lost
+    }
+
+    /// What waited for room was not on its way meanwhile: it need not be told again yet.
+    pub fn wait_anew(&mut self, now: Duration) {
+        self.told.iter_mut().for_each(|told| told.last = now);
+        let failing = self.failing.iter_mut().filter_map(|failing| failing.told.as_mut());
+        failing.for_each(|(_, last)| *last = now);
+    }
+
+    /// Takes a write back that the fabric had no room for: it is asked for again.
+    pub fn postpone(&mut self, write: u64) {
+        if let Some(index) = self.writing.iter().position(|(number, _)| *number == write) {
+            let (_, job) = self.writing.remove(index);
+            self.unwritten.push_front(Job { bytes: 0, ..job });
+        }
     }
 
     /// Whether rows are being written under a fence.

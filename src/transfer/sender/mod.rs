@@ -56,7 +56,7 @@ use crate::transfer::side::Side;
 use line::{Failing, Job, Line, What};
 use request::{Held, Sending};
 
-pub use request::Computed;
+pub use request::{Computed, Landing};
 
 const OPERATION: &str = "transfer sender";
 /// How many ended requests are remembered at least, so that late grants are refused.
@@ -69,6 +69,9 @@ pub struct Options {
     pub bulk_tokens: u32,
     /// The most bytes of rows a second that are told or written for the first time; 0 for no limit.
     pub bytes_per_second: u64,
+    /// The most bytes of rows that a notice tells, if they are more than one token's. What a stream keeps for a frame
+    /// has this bound.
+    pub notice_bytes: u64,
     /// How often a run is sent again.
     pub repeats: u32,
     /// After how long a message that was not answered is sent again; each time twice as long.
@@ -85,6 +88,7 @@ impl Default for Options {
         Options {
             bulk_tokens: 256,
             bytes_per_second: 0,
+            notice_bytes: 32 << 20,
             repeats: 3,
             resend: Duration::from_millis(200),
             patience: Duration::from_secs(5),
@@ -118,6 +122,8 @@ pub enum Action {
         write: u64,
         /// The use of pages, as granted on this connection.
         fence: Fence,
+        /// The receiver's pages.
+        landing: Landing,
         /// The rows; its tokens are those to write.
         rows: Computed,
         /// The runs to write, by index; none means all.
@@ -145,8 +151,6 @@ pub enum Event {
         fence: Fence,
         /// The first token that is wanted.
         first: u32,
-        /// The receiver's pages for a writer from afar, as many as its tokens need; none if the receiver reads.
-        landing: Vec<u32>,
     },
     /// Nothing needs these rows any more: their memory may be used again.
     Released {
@@ -438,6 +442,28 @@ impl Sender {
         Ok(())
     }
 
+    /// Something has come on a connection, though no whole frame: its other end lives.
+    pub fn alive(&mut self, link: u32) {
+        self.lines.iter_mut().filter(|line| line.link == link).for_each(|line| line.heard = true);
+    }
+
+    /// The fabric has no room for frames and writes of a connection: none is asked for until [`Sender::unblock`].
+    pub fn block(&mut self, link: u32) {
+        self.lines.iter_mut().filter(|line| line.link == link).for_each(|line| line.blocked = true);
+    }
+
+    /// The fabric has room again. What was told is told again only after the whole time from now on.
+    pub fn unblock(&mut self, link: u32) {
+        let own = self.lines.iter_mut().filter(|line| line.link == link);
+        own.for_each(|line| (line.blocked, line.unblocked) = (false, true));
+    }
+
+    /// The fabric had no room for a write that [`Action::Write`] asked for, and has not begun it. It is asked for
+    /// again.
+    pub fn postpone(&mut self, link: u32, write: u64) {
+        self.lines.iter_mut().filter(|line| line.link == link).for_each(|line| line.postpone(write));
+    }
+
     /// A write that [`Action::Write`] asked for has ended; nothing of it will land later. `failed` says that it did not
     /// write everything.
     pub fn written(&mut self, link: u32, write: u64, failed: bool) {
@@ -465,7 +491,7 @@ impl Sender {
         let request = fence.request;
         if let Some(line) = self.lines.iter_mut().find(|line| line.link == link) {
             let what = What::Payload(index);
-            line.push(Job { request, fence, what, runs: 0, bytes: 0, attempts: 0 });
+            line.push(Job { request, fence, what, runs: 0, bytes: 0, size: 0, attempts: 0 });
         }
     }
 
@@ -488,13 +514,14 @@ impl Sender {
         while let Some(tokens) = rest.take().or_else(|| later.pop()) {
             let exact = self.options.bytes_per_second > 0;
             let (runs, bytes) = measure(&paired.plan, &held.computed, &tokens, (between, exact))?;
-            if runs > RUNS_MAX && tokens.len() > 1 {
+            let size = paired.plan.most_bytes(held.computed.layer, tokens.len() as u32);
+            if (runs > RUNS_MAX || size > self.options.notice_bytes) && tokens.len() > 1 {
                 let half = tokens.start + tokens.len() as u32 / 2;
                 later.push(half..tokens.end);
                 rest = Some(tokens.start..half);
             } else if runs > 0 {
                 let what = What::Rows { part: index, tokens, some: None };
-                line.push(Job { request, fence, what, runs, bytes, attempts: 0 });
+                line.push(Job { request, fence, what, runs, bytes, size, attempts: 0 });
                 jobs += 1;
             }
         }

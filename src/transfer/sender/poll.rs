@@ -64,8 +64,10 @@ impl Sender {
                 true => Some(Duration::ZERO),
                 false => (ready || unwritten).then_some(self.pace),
             };
-            let small = (line.has_small() && !line.broken || line.heard).then_some(Duration::ZERO);
-            told.chain(failing).chain(fresh).chain(small).chain(self.patience_of(line))
+            let small = (line.has_small() && !line.broken).then_some(Duration::ZERO);
+            let frames = told.chain(failing).chain(fresh).chain(small).filter(|_| !line.blocked);
+            let heard = (line.heard || line.unblocked).then_some(Duration::ZERO);
+            frames.chain(heard).chain(self.patience_of(line))
         });
         let events = (!self.events.is_empty()).then_some(Duration::ZERO);
         lines.chain(events).chain(self.deadlines.first().map(|(deadline, _)| *deadline)).min()
@@ -101,6 +103,12 @@ impl Sender {
         if std::mem::take(&mut line.heard) {
             line.heard_at = Some(now);
         }
+        if std::mem::take(&mut line.unblocked) {
+            line.wait_anew(now);
+        }
+        if line.blocked {
+            return Ok(self.close_silent(index, now));
+        }
         if !line.broken
             && let Some(bytes) = line.small()
         {
@@ -117,11 +125,10 @@ impl Sender {
             Frame::Failed { fence: failing.fence, reason: failing.reason }.encode(frame);
             return Ok(Some(Action::Frame { link }));
         }
-        let Some(line) = self.lines.get(index) else { return Ok(None) };
-        if self.patience_of(line).is_some_and(|patience| now >= patience) {
-            self.lines.iter_mut().skip(index).take(1).for_each(|line| line.closing = true);
-            return Ok(Some(Action::Close { link }));
+        if let Some(close) = self.close_silent(index, now) {
+            return Ok(Some(close));
         }
+        let Some(line) = self.lines.get(index) else { return Ok(None) };
         if let Some(place) = line.told.iter().position(|told| now >= self.again(told)) {
             let split = self.lines.get_mut(index).is_some_and(|line| line.split(place));
             if !split {
@@ -139,19 +146,30 @@ impl Sender {
         }
     }
 
+    /// Asks for a connection to be closed that has been silent for too long.
+    fn close_silent(&mut self, index: usize, now: Duration) -> Option<Action> {
+        let patience = self.patience_of(self.lines.get(index)?)?;
+        let line = self.lines.get_mut(index).filter(|_| now >= patience)?;
+        line.closing = true;
+        Some(Action::Close { link: line.link })
+    }
+
     /// Asks for a job's rows to be written.
     fn write(&mut self, index: usize, now: Duration) -> Option<Action> {
         let line = self.lines.get_mut(index)?;
         let job = line.unwritten.pop_front()?;
         let What::Rows { part, tokens, some } = &job.what else { return None };
         let held = self.requests.get(&job.request)?.parts.get(*part)?;
+        let granted = self.requests.get(&job.request)?.grants.iter();
+        let mut granted = granted.filter(|grant| (grant.link, grant.fence) == (line.link, job.fence));
+        let landing = granted.next().map(|grant| grant.landing.clone()).unwrap_or_default();
         let (mut rows, some) = (held.computed.clone(), some.clone());
         rows.tokens = tokens.clone();
         let (link, write, fence, bytes) = (line.link, self.writes, job.fence, job.bytes);
         self.writes += 1;
         line.writing.push((write, job));
         self.spend(now, bytes);
-        Some(Action::Write { link, write, fence, rows, some })
+        Some(Action::Write { link, write, fence, landing, rows, some })
     }
 
     /// Moves the time at which more rows may go.
@@ -190,12 +208,14 @@ impl Sender {
         frame: &mut Vec<u8>,
     ) -> Result<Option<Action>> {
         let Some(line) = self.lines.get_mut(index) else { return Ok(None) };
-        let (mut jobs, mut bytes, mut rows) = (Vec::new(), NOTICE, 0_u64);
+        let most = self.options.notice_bytes;
+        let (mut jobs, mut bytes, mut rows, mut size) = (Vec::new(), NOTICE, 0_u64, 0_u64);
         while let Some(job) = line.ready.front().filter(|_| jobs.len() < room.min(u16::MAX.into())) {
             let payload = matches!(job.what, What::Payload(_));
             let digests = if matches!(job.what, What::Rows { some: Some(_), .. }) { 8 } else { 4 };
             bytes += PART + digests * job.runs;
-            if !jobs.is_empty() && (payload || bytes > FRAME_MAX) {
+            size = size.saturating_add(job.size);
+            if !jobs.is_empty() && (payload || bytes > FRAME_MAX || size > most) {
                 break;
             }
             rows = rows.saturating_add(job.bytes);

@@ -25,6 +25,20 @@ pub struct Computed {
     pub origin: u64,
 }
 
+/// A receiver's pages for a writer from afar, from that of the first wanted token on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Landing {
+    pub(super) first_page: u32,
+    pub(super) pages: Arc<[u32]>,
+}
+
+impl Landing {
+    /// The landing page of a page of the request, as [`Run::to`](crate::transfer::Run::to) names it.
+    pub fn page(&self, page: u32) -> Option<u32> {
+        self.pages.get(usize::try_from(page.checked_sub(self.first_page)?).ok()?).copied()
+    }
+}
+
 /// A part, and for how many messages it is still held.
 #[derive(Debug)]
 pub(super) struct Held {
@@ -43,6 +57,7 @@ pub(super) struct Granted {
     pub fence: Fence,
     /// The first token that it wants.
     pub first: u32,
+    pub landing: Landing,
     pub ended: Option<Reason>,
     /// Whether nothing is written under its fence any more, and it was told so.
     pub drained: bool,

@@ -45,9 +45,7 @@ impl World {
                 let polled = end.poll(self.now, &mut Hands(self.receivers[index].memory.clone())).unwrap();
                 let heard = std::mem::take(&mut end.fabric.heard);
                 self.receivers[index].end = Some(end);
-                if self.weak == Weak::ByCount {
-                    heard.iter().for_each(|(link, bytes)| self.count(*link, index, bytes));
-                }
+                heard.iter().for_each(|(link, bytes)| self.count(*link, index, bytes));
                 let Some(polled) = polled else { break };
                 self.received(index, polled);
             }
@@ -184,6 +182,10 @@ impl World {
     /// What no wire does: a message is confused, or nonsense, with a sum that fits.
     fn change(&mut self, message: &mut Message) {
         let (kind, far) = (message.bytes[0], self.way == super::Way::Far);
+        if kind == 3 || kind == 5 {
+            let fresh = self.numbers.insert((message.link, message.bytes[..9].to_vec()));
+            self.seen.repeated += u32::from(!fresh);
+        }
         if self.fault(self.faults.misnamed) && message.to_receiver {
             self.misname(message);
         }

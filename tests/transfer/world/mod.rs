@@ -13,7 +13,7 @@ mod nodes;
 mod steps;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -105,6 +105,8 @@ pub struct World {
     patient: bool,
     /// Whether a message was nonsense.
     confused: bool,
+    /// Notices and payloads that were told, by connection and number.
+    numbers: HashSet<(u32, Vec<u8>)>,
     /// Uses whose end was not answered, by receiver.
     open: Vec<(usize, Fence)>,
     pub seen: Seen,
@@ -125,6 +127,9 @@ pub struct Seen {
     pub several: u32,
     pub doubled: u32,
     pub unwritten: u32,
+    pub full: u32,
+    /// Messages that were told more than once.
+    pub repeated: u32,
     /// The most requests whose rows were computed together.
     pub together: u32,
 }
@@ -137,6 +142,7 @@ const END: Duration = Duration::from_secs(40);
 const SENDING: sender::Options = sender::Options {
     bulk_tokens: 8,
     bytes_per_second: 0,
+    notice_bytes: 120,
     repeats: 4,
     resend: Duration::from_millis(50),
     patience: Duration::from_secs(2),
@@ -228,6 +234,7 @@ impl World {
             broken: None,
             patient: seed.is_multiple_of(3),
             confused: false,
+            numbers: HashSet::new(),
             open: Vec::new(),
             seen: Seen { several: u32::from(several < 4), ..Seen::default() },
             processes: [0; 2],
@@ -257,7 +264,10 @@ impl World {
         let machine = Receiver::new(self.sides[1].clone(), node.rank, RECEIVING).unwrap();
         node.memory = Rc::new(RefCell::new(Pages::new(pages, bytes, self.weak == Weak::ReadsTwice)));
         let inner = self.net.receiver(node.memory.clone());
-        node.end = Some(ReceivingEnd::new(machine, Listening { inner, heard: Vec::new() }));
+        node.end = Some(ReceivingEnd::new(
+            machine,
+            Listening { inner, heard: Vec::new(), listens: self.weak == Weak::ByCount },
+        ));
         node.links.clear();
         node.process = self.processes[1];
         self.processes[1] += 1;
@@ -357,7 +367,7 @@ impl World {
         }
         let seen = self.net.seen();
         (self.seen.cut, self.seen.resent) = (seen.cut, seen.lost_or_twice);
-        (self.seen.doubled, self.seen.unwritten) = (seen.doubled, seen.unwritten);
+        (self.seen.doubled, self.seen.unwritten, self.seen.full) = (seen.doubled, seen.unwritten, seen.full);
         self.check_nothing_left()
     }
 
@@ -425,6 +435,7 @@ pub fn faults(seed: u64) -> Faults {
         damaged: some(30),
         fetched: some(100),
         refused: some(60),
+        full: some(200),
         unwritten: some(60),
         cut: some(15),
         doubled: some(500),
@@ -465,11 +476,14 @@ fn no_wrong_row_is_ready_and_nothing_is_left_whatever_the_fabric_does() {
         all.several += seen.several;
         all.doubled += seen.doubled;
         all.unwritten += seen.unwritten;
+        all.full += seen.full;
+        all.repeated += seen.repeated;
         all.together = all.together.max(seen.together);
     }
     println!("{all:?}");
     assert!(all.failed > 50 && all.resent > 50 && all.late_writes > 10 && all.cut > 50, "{all:?}");
     assert!(all.several > 30 && all.doubled > 30 && all.unwritten > 10 && all.together > 2, "{all:?}");
+    assert!(all.full > 100 && all.repeated > 100, "{all:?}");
 }
 
 /// Without faults each request is whole at the first try.
@@ -477,10 +491,12 @@ fn no_wrong_row_is_ready_and_nothing_is_left_whatever_the_fabric_does() {
 fn without_faults_nothing_fails_and_nothing_is_sent_twice() {
     for seed in 0..60 {
         for way in [Way::Shared, Way::Stream, Way::Far] {
-            let reordered = if seed % 2 == 0 { 0 } else { 800 };
-            let fabric = model::Faults { reordered, ..model::Faults::default() };
+            let (reordered, full) = if seed % 2 == 0 { (0, 0) } else { (800, 300) };
+            let fabric = model::Faults { reordered, full, ..model::Faults::default() };
             let seen = run(seed, Faults { fabric, ..Faults::default() }, Some(way), Weak::No).unwrap();
-            assert_eq!((seen.failed, seen.resent, seen.cut), (0, 0, 0), "seed {seed} {way:?}");
+            assert_eq!((seen.failed, seen.cut), (0, 0), "seed {seed} {way:?}");
+            // An answer that waits for room is asked for again.
+            assert!(full > 0 || seen.repeated == 0, "seed {seed} {way:?}: {}", seen.repeated);
         }
     }
 }

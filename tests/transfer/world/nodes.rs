@@ -150,6 +150,7 @@ impl Pool {
 pub struct Table {
     pub attempt: usize,
     pub pages: Vec<u32>,
+    /// From the page of the first wanted token on.
     pub landing: Vec<u32>,
     pub whole: bool,
     pub ended: bool,
@@ -219,23 +220,25 @@ impl Store for Hands {
         };
         let mut bytes = bytes.to_vec();
         if memory.reads_twice {
-            memory.landing.read(table.landing[run.to.page as usize], run, &mut bytes);
+            let leading = table.pages.len() - table.landing.len();
+            memory.landing.read(table.landing[run.to.page as usize - leading], run, &mut bytes);
         }
         memory.cache.write(table.pages[run.to.page as usize], run, &bytes);
         Ok(())
     }
 }
 
-/// A receiver's end of the fabric, and the frames that have come at it.
+/// A receiver's end of the fabric, and the frames that have come at it if a control listens.
 pub struct Listening {
     pub inner: ModelReceiver,
+    pub listens: bool,
     pub heard: Vec<(u32, Vec<u8>)>,
 }
 
 impl Fabric for Listening {
     fn poll(&mut self, frame: &mut Vec<u8>) -> Result<Option<Happened>> {
         let happened = self.inner.poll(frame)?;
-        if let Some(Happened::Frame { link }) = happened {
+        if let (Some(Happened::Frame { link }), true) = (happened, self.listens) {
             self.heard.push((link, frame.clone()));
         }
         Ok(happened)

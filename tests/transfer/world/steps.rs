@@ -105,7 +105,8 @@ impl World {
             let memory = &mut *node.memory.borrow_mut();
             let Some(pages) = memory.cache.take(fence, count) else { return false };
             let far = self.way == Way::Far;
-            let Some(landing) = memory.landing.take(fence, if far { count } else { 0 }) else {
+            let written = count - (attempt.first / self.sides[1].page_tokens).min(count as u32) as usize;
+            let Some(landing) = memory.landing.take(fence, if far { written } else { 0 }) else {
                 memory.cache.free(fence);
                 return false;
             };
