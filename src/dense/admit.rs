@@ -6,6 +6,7 @@
 
 use crate::dense::Cache;
 use crate::dense::held::Held;
+use crate::dense::line::Coming;
 use crate::dense::pool::Need;
 use crate::dense::record::{Copied, Record, State};
 use crate::device::{Stream, Ticket};
@@ -135,7 +136,7 @@ impl Cache {
         self.device.record(self.ready[parent], stream)?;
         let Record { work, coming, .. } = &mut self.records[parent];
         // What came back for the parent is there: its ticket had ended.
-        (work.unsettled, work.stepped, *coming) = (None, false, 0);
+        (work.unsettled, work.stepped, *coming) = (None, false, Coming::default());
         self.settle(child, stream)
     }
 

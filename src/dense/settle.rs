@@ -10,6 +10,7 @@
 //! of the micro-batch also covers the sequence's own.
 
 use crate::dense::Cache;
+use crate::dense::line::Coming;
 use crate::dense::record::{Copied, Record};
 use crate::device::{CopyPages, PageOp, Stream, Ticket};
 use crate::error::Result;
@@ -57,7 +58,7 @@ impl Cache {
         self.device.record(self.ready[index], stream)?;
         let Record { work, coming, .. } = &mut self.records[index];
         work.ticket = Some(ticket.clone());
-        (work.unsettled, work.stepped, *coming) = (None, false, 0);
+        (work.unsettled, work.stepped, *coming) = (None, false, Coming::default());
         Ok(ticket)
     }
 
