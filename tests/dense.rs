@@ -3,6 +3,10 @@
 
 #[path = "dense/admission.rs"]
 mod admission;
+#[path = "dense/arrive.rs"]
+mod arrive;
+#[path = "dense/arrive_late.rs"]
+mod arrive_late;
 #[path = "dense/bad.rs"]
 mod bad;
 #[path = "dense/bodies.rs"]

@@ -6,7 +6,7 @@
 //!
 //! | way | withheld | free as after a close |
 //! |---|---|---|
-//! | [`Way::Direct`] | its device pages | leading pages that it shared |
+//! | [`Way::Direct`] | the device pages of its prompt | leading pages that it shared, pages behind the prompt |
 //! | [`Way::Host`] | its host pages | all its device pages: only the cache's own copies write there |
 //!
 //! A group with a sliding window promises its sequences the pages that they take. A withheld page is promised as a page
@@ -77,14 +77,15 @@ impl Cache {
 
     /// The pages to which the transfer of a sequence writes.
     fn reached(&self, index: usize) -> Result<Pages> {
-        let Record { arriving, held, .. } = &self.records[index];
+        let Record { arriving, held, prompt, .. } = &self.records[index];
         let mut pages = Pages { device: Vec::new(), host: Vec::new() };
         match arriving.way {
             Way::Direct => {
                 let all = held.iter().map(|held| held.own().len()).sum();
                 pages.device = vector(all, "abort", "withheld pages")?;
+                let end = self.config.pages(*prompt);
                 for (group, held) in held.iter().enumerate() {
-                    let own = (arriving.shared..held.end()).filter_map(|block| held.page(block));
+                    let own = (arriving.shared..end).filter_map(|block| held.page(block));
                     pages.device.extend(own.map(|page| (group, page)));
                 }
             }

@@ -421,7 +421,7 @@ fn a_cache_with_sequences_does_not_shut_down_and_one_without_a_hosts_tier_saves_
     let before = rig.seen(&[sequence]);
     let Rig { device, cache, stream, accepted } = rig;
     let (cache, error) = cache.shut_down().unwrap_err();
-    let numbers: Numbers<'_> = &[("sequences", 1), ("steps", 1)];
+    let numbers: Numbers<'_> = &[("sequences", 1), ("steps", 1), ("withheld", 0)];
     assert_eq!((error.kind(), error.place()), (Kind::Busy, "sequences, steps or withheld pages are left"));
     assert_eq!(error.numbers(), numbers);
     let mut rig = Rig { device, cache: *cache, stream, accepted };
