@@ -5,8 +5,15 @@
 mod admission;
 #[path = "dense/arrive.rs"]
 mod arrive;
+#[path = "dense/arrive_bad.rs"]
+mod arrive_bad;
 #[path = "dense/arrive_late.rs"]
 mod arrive_late;
+#[cfg(feature = "check")]
+#[path = "dense/arrive_order.rs"]
+mod arrive_order;
+#[path = "dense/arrive_refused.rs"]
+mod arrive_refused;
 #[path = "dense/bad.rs"]
 mod bad;
 #[path = "dense/bodies.rs"]
