@@ -14,6 +14,8 @@ mod arrive_late;
 mod arrive_order;
 #[path = "dense/arrive_refused.rs"]
 mod arrive_refused;
+#[path = "dense/arrive_same.rs"]
+mod arrive_same;
 #[path = "dense/bad.rs"]
 mod bad;
 #[path = "dense/bodies.rs"]
@@ -40,6 +42,9 @@ mod order;
 mod pages;
 #[path = "dense/park.rs"]
 mod park;
+#[cfg(feature = "transfer")]
+#[path = "dense/r1.rs"]
+mod r1;
 #[path = "dense/refused.rs"]
 mod refused;
 #[cfg(feature = "check")]

@@ -63,8 +63,8 @@ impl Cache {
     }
 
     /// Opens such a sequence for a prompt whose names are known, as [`Cache::open_shared`] does. The leading pages that
-    /// the cache has are shared, and come back on `stream` if they are on the host alone. The transfer leaves their
-    /// tokens out: they count as rows in place. The sequence can be published when it has joined.
+    /// the cache has ([`Cache::find_arriving`]) are shared, and come back on `stream` if they are on the host alone. The
+    /// transfer leaves their tokens out: they count as rows in place. The sequence can be published when it has joined.
     ///
     /// # Errors
     /// As [`Cache::arrive`] and [`Cache::open_shared`].

@@ -94,10 +94,22 @@ impl Cache {
 
     /// How much of a prompt [`Cache::open_shared`] would find now. Changes nothing, not even the order of use.
     pub fn find(&self, names: &Names) -> Found {
+        self.find_before(names, 0)
+    }
+
+    /// How much of a prompt of `prompt` tokens [`Cache::arrive_shared`] would find now. It may be more than
+    /// [`Cache::find`] says: a group with a sliding window needs only the pages that a query behind the prompt reads.
+    pub fn find_arriving(&self, names: &Names, prompt: u32) -> Found {
+        self.find_before(names, prompt)
+    }
+
+    /// What is found for a sequence none of whose queries is before `floor`, nor before the end of what is found.
+    fn find_before(&self, names: &Names, floor: u32) -> Found {
         let page_tokens = self.config.shape.page_tokens;
-        let pages = self.found_pages(&names.blocks);
+        let pages = self.found_pages(&names.blocks, floor);
         let of_host = (0..pages).filter(|block| {
-            let needed = (0..self.pools.len()).filter(|group| *block >= self.first_needed(*group, pages));
+            let first = |group: &usize| self.first_needed(*group, pages, floor);
+            let needed = (0..self.pools.len()).filter(|group| *block >= first(group));
             let name = names.blocks.get(*block as usize);
             needed.into_iter().any(|group| {
                 let found = name.and_then(|name| self.pools[group].find(name));
@@ -107,13 +119,14 @@ impl Cache {
         Found { tokens: pages * page_tokens, host_tokens: of_host.count() as u32 * page_tokens }
     }
 
-    /// The first page of a group that a query behind `pages` pages reads.
-    fn first_needed(&self, group: usize, pages: u32) -> u32 {
-        self.config.first_block(group, pages.saturating_mul(self.config.shape.page_tokens)).min(pages)
+    /// The first page of a group that a query behind `pages` pages and not before `floor` reads.
+    fn first_needed(&self, group: usize, pages: u32, floor: u32) -> u32 {
+        let behind = pages.saturating_mul(self.config.shape.page_tokens);
+        self.config.first_block(group, behind.max(floor)).min(pages)
     }
 
     /// The most leading pages that every group has, or those of its window.
-    fn found_pages(&self, blocks: &[BlockHash]) -> u32 {
+    fn found_pages(&self, blocks: &[BlockHash], floor: u32) -> u32 {
         let (mut runs, mut most) = ([0_u32; GROUPS_MAX], 0);
         for (pages, block) in (1_u32..).zip(blocks) {
             let mut all = true;
@@ -122,7 +135,7 @@ impl Cache {
                 if *run == 0 && !self.config.slides(group) {
                     return most;
                 }
-                all &= *run >= pages - self.first_needed(group, pages);
+                all &= *run >= pages - self.first_needed(group, pages, floor);
             }
             if all {
                 most = pages;
@@ -164,11 +177,11 @@ impl Cache {
         }
         let (index, tokens) = self.admit(open)?;
         let reach = self.config.reach(tokens)?;
-        let found = names.map_or(Found::default(), |names| self.find(names));
-        let pages = found.tokens / page_tokens;
-        let blocks = &blocks[..pages as usize];
         // Its first query comes behind the prompt if that arrives, else behind the prefix.
-        let floor = if way.is_some() { open.prompt } else { found.tokens };
+        let before = if way.is_some() { open.prompt } else { 0 };
+        let found = names.map_or(Found::default(), |names| self.find_before(names, before));
+        let (pages, floor) = (found.tokens / page_tokens, before.max(found.tokens));
+        let blocks = &blocks[..pages as usize];
         let held = self.admit_shared(blocks, floor, reach)?;
         let mut named = names.map(|names| Named::new(names.hasher, self.config.pages(reach))).transpose()?;
         named.iter_mut().for_each(|named| named.blocks.extend(blocks.iter().map(|block| (*block, 0))));

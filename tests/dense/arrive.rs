@@ -273,7 +273,10 @@ impl Arrivals {
         let arrived = match named {
             true => {
                 let names = self.cache.names(b"", Tokens::new(&ids[..known])).unwrap();
+                let found = self.cache.find_arriving(&names, prompt);
+                assert!(found.tokens >= self.cache.find(&names).tokens && found.tokens as usize <= known);
                 let opened = self.cache.arrive_shared(&open, &names, way, stream);
+                assert!(opened.as_ref().is_ok_and(|opened| opened.found == found) || opened.is_err());
                 opened.map(|opened| (opened.sequence, opened.ticket, opened.found.tokens))
             }
             false => self.cache.arrive(&open, way, stream).map(|(sequence, ticket)| (sequence, ticket, 0)),
