@@ -2,11 +2,10 @@
 //! the stream of the arrival, behind it, which needs no ticket.
 
 use crate::order::{IDS, OTHER, Rig, SIDE, missed, missed_of};
-use forebay::Result;
-use forebay::Sequence;
 use forebay::check::watch::bytes;
 use forebay::dense::{Open, Way};
 use forebay::device::Device;
+use forebay::{Accepted, BatchRow, MicroBatch, Result, Sequence};
 
 impl Rig {
     fn arrive(&mut self, prompt: u32, way: Way, stream: usize) -> Result<Sequence> {
@@ -181,4 +180,47 @@ fn released_host_pages_are_written_after_the_copies_of_the_aborted_sequence() {
         rig.cache.reap(rig.streams[0]).map(drop)
     });
     assert_eq!(found, [("saving", 1)]);
+}
+
+/// A captured step waits for its last layer alone, which here came up first.
+#[test]
+fn a_wait_for_the_last_layer_is_one_for_all() {
+    let found = missed_of((9, 8), 3, |rig| {
+        let second = rig.arrive(40, Way::Host, SIDE)?;
+        rig.run();
+        rig.append(second, 40)?;
+        for layer in [2, 0, 1] {
+            rig.name("bringing");
+            rig.cache.bring_layer(second, layer, rig.streams[SIDE])?;
+        }
+        rig.join(second, SIDE)?;
+        rig.name("its step");
+        let (stream, accepted) = (rig.streams[0], Accepted::Rows(0));
+        let row = BatchRow { sequence: second, accepted, query_rows: 1 };
+        let mut step = rig.cache.prepare(MicroBatch(0), &[row], None, stream)?;
+        rig.cache.arrived(&step, 2, stream)?;
+        let reads: Vec<_> = rig.rows(second, 0, 40).iter().map(|slice| bytes(slice, false)).collect();
+        rig.watch.engine(stream, "a graph", &reads)?;
+        rig.cache.finish(&mut step, stream)
+    });
+    assert_eq!(found, [("its step", 1)]);
+}
+
+/// A sequence that is closed while a layer comes up leaves its pages to others behind the copy.
+#[test]
+fn pages_of_a_closed_arrival_are_written_after_its_copies() {
+    let found = missed((5, 8), |rig| {
+        let second = rig.arrive(40, Way::Host, SIDE)?;
+        rig.run();
+        rig.append(second, 40)?;
+        rig.name("bringing");
+        rig.cache.bring_layer(second, 0, rig.streams[SIDE])?;
+        rig.close(second, SIDE)?;
+        assert_eq!(rig.cache.stats().free_pages[0], 0, "the copy is in flight");
+        rig.run();
+        rig.cache.reap(rig.streams[0])?;
+        let third = rig.arrive(40, Way::Direct, OTHER)?;
+        rig.write(third, 40, OTHER)
+    });
+    assert_eq!(found, []);
 }
