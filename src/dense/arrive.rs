@@ -211,7 +211,9 @@ impl Cache {
         self.check_host_way(record, "store")?;
         let Arriving { shared, pairs, filled, .. } = &record.arriving;
         let wrong = |kind, place| Error::new(kind, "store").at(place).with("layer", layer);
-        let Some(view) = self.config.host_view(layer, run) else {
+        let groups = &self.config.shape.groups;
+        let group = groups.iter().position(|group| group.layers.contains(&layer)).unwrap_or(0);
+        let Some((plane, _)) = self.pools[group].of_layer(layer).get(run) else {
             return Err(wrong(Kind::OutOfRange, "run of a layer").with("run", run as u64));
         };
         if filled.get(layer as usize).is_some_and(|filled| *filled >= record.prompt) {
@@ -222,16 +224,16 @@ impl Cache {
             let error = wrong(Kind::OutOfRange, "a block that the transfer does not bring");
             return Err(error.with("block", block).with("first", *shared).with("end", end));
         }
-        let own = view.row * u64::from(self.config.shape.page_tokens);
-        if offset.saturating_add(bytes.len() as u64) > own {
+        if offset.saturating_add(bytes.len() as u64) > plane.bytes {
             let error = wrong(Kind::OutOfRange, "bytes beyond what a block has of a layer");
-            return Err(error.with("offset", offset).with("bytes", bytes.len() as u64).with("most", own));
+            let error = error.with("offset", offset).with("bytes", bytes.len() as u64);
+            return Err(error.with("most", plane.bytes));
         }
-        let first = self.first_arriving(view.group, record.prompt, *shared);
-        let place = block.checked_sub(first).and_then(|at| pairs.get(view.group)?.get(at as usize));
+        let first = self.first_arriving(group, record.prompt, *shared);
+        let place = block.checked_sub(first).and_then(|at| pairs.get(group)?.get(at as usize));
         // Before a window it has no page.
         let Some((host, _)) = place else { return Ok(()) };
-        self.tier.write(view.group, u64::from(*host) * view.stride + view.offset + offset, bytes)
+        self.tier.write(&plane.memory, u64::from(*host) * plane.stride + offset, bytes)
     }
 
     /// Declares that `count` more rows of a layer are in place, in the order of their tokens: in the device pages of the

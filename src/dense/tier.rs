@@ -12,8 +12,9 @@ use crate::total::memory::take;
 #[derive(Debug)]
 pub(super) struct Tier {
     memory: Option<Arc<Map>>,
-    /// Where each group's pages begin in it, and the pages.
-    groups: Vec<(u64, Slice)>,
+    /// All of it, as the device addresses it, and the pages of each group.
+    all: Option<Slice>,
+    groups: Vec<Slice>,
 }
 
 impl Tier {
@@ -26,7 +27,7 @@ impl Tier {
     ) -> Result<Tier> {
         let count = config.shape.groups.len();
         if config.host_pages.is_empty() {
-            return Ok(Tier { memory: None, groups: Vec::new() });
+            return Ok(Tier { memory: None, all: None, groups: Vec::new() });
         }
         let bytes = |group: usize| {
             let pages = config.host_pages.get(group).copied().unwrap_or(0);
@@ -42,26 +43,26 @@ impl Tier {
         let mut start = 0;
         for group in 0..count {
             let own = bytes(group).unwrap_or(0);
-            groups.push((start, memory.part(start, own)?));
+            groups.push(memory.part(start, own)?);
             start += own;
         }
-        Ok(Tier { memory: Some(map), groups })
+        Ok(Tier { memory: Some(map), all: Some(memory), groups })
     }
 
     /// The pages of a group.
     pub(super) fn pages(&self, group: usize) -> Option<Slice> {
-        self.groups.get(group).map(|(_, pages)| *pages)
+        self.groups.get(group).copied()
     }
 
-    /// Copies bytes to a place among a group's pages, which no copy reads or writes.
+    /// Copies bytes to byte `at` of a part of the memory. No copy reads or writes them.
     ///
     /// # Errors
-    /// [`Kind::OutOfRange`] beyond the pages, and without a tier.
-    pub(super) fn write(&self, group: usize, at: u64, bytes: &[u8]) -> Result<()> {
-        match (&self.memory, self.groups.get(group)) {
-            (Some(map), Some((start, pages))) if at.saturating_add(bytes.len() as u64) <= pages.bytes() => {
-                map.copy_in(start + at, bytes)
-            }
+    /// [`Kind::OutOfRange`] beyond the part, and without a tier.
+    pub(super) fn write(&self, part: &Slice, at: u64, bytes: &[u8]) -> Result<()> {
+        let fits = at.checked_add(bytes.len() as u64).is_some_and(|end| end <= part.bytes());
+        let first = self.all.and_then(|all| part.address().checked_sub(all.address()));
+        match (&self.memory, first.filter(|_| fits)) {
+            (Some(map), Some(first)) => map.copy_in(first + at, bytes),
             _ => Err(Error::new(Kind::OutOfRange, "store").at("pages of the host's tier").with("at", at)),
         }
     }

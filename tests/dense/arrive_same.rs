@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use crate::arrive::send;
+use crate::arrive::{reached, send, write_over};
 use crate::device::TestDevice;
 use crate::engine::{Expected, Kernels};
 use crate::world::stamps;
-use forebay::dense::{Cache, Config, Group, Layout, Open, Runs, Shape, Way};
+use forebay::dense::{Cache, Config, Group, Layout, Open, Runs, Save, Shape, Way};
 use forebay::device::host::HostOptions;
 use forebay::device::{Device, Stream};
 use forebay::{Accepted, BatchRow, Memory, MicroBatch, Sequence, Tokens};
@@ -169,6 +169,47 @@ fn what_arrived_is_published_and_found_by_the_next_arrival() {
         for layer in 0..5 {
             let Rig { kernels, cache, .. } = &mut rig;
             send(kernels, cache, (opened.sequence, way), (layer, 288), &stamps, &mut |most| most);
+            cache.append_layer_in_place(opened.sequence, layer, 12).unwrap();
+        }
+        drop(rig.cache.join(opened.sequence, rig.stream).unwrap());
+        rig.step(opened.sequence, (PROMPT as usize, 1));
+        rig.cache.validate().unwrap();
+    }
+}
+
+/// With write-back a published page goes down when an arrival takes it: before the transfer writes to it.
+#[test]
+fn pages_that_an_arrival_evicts_are_found_on_the_host() {
+    let mut config = config(16, Layout::LayerFirst, Runs::Apart);
+    (config.save, config.device_pages) = (Save::Evicted, config.pages_for(1, PROMPT + 8));
+    config.host_pages.iter_mut().for_each(|pages| *pages *= 2);
+    for way in [Way::Direct, Way::Host] {
+        let mut rig = Rig::new(config.clone());
+        let first = rig.arrive(way);
+        rig.send(first, way);
+        drop(rig.cache.join(first, rig.stream).unwrap());
+        assert_eq!(rig.cache.publish(first, 0, Tokens::new(&Rig::ids())).unwrap(), 288);
+        rig.cache.close(first, rig.stream).unwrap();
+        assert_eq!(rig.cache.stats().bytes_down, 0);
+        // Another one takes all pages, and its transfer writes to them.
+        let second = rig.arrive(way);
+        write_over(&rig.kernels, &rig.cache, way, &reached(&rig.cache, second, (way, PROMPT)));
+        if way == Way::Host {
+            for layer in 0..5 {
+                rig.cache.append_layer_in_place(second, layer, PROMPT).unwrap();
+            }
+            drop(rig.cache.join(second, rig.stream).unwrap());
+        }
+        rig.cache.close(second, rig.stream).unwrap();
+        assert!(rig.cache.stats().bytes_down > 0);
+        let names = rig.cache.names(b"", Tokens::new(&Rig::ids())).unwrap();
+        let open = Open { prompt: PROMPT, promised: 8 };
+        let opened = rig.cache.arrive_shared(&open, &names, Way::Direct, rig.stream).unwrap();
+        assert_eq!((opened.found.tokens, opened.found.host_tokens), (288, 288), "{way:?}");
+        let stamps = stamps(&Rig::ids());
+        for layer in 0..5 {
+            let Rig { kernels, cache, .. } = &mut rig;
+            send(kernels, cache, (opened.sequence, Way::Direct), (layer, 288), &stamps, &mut |most| most);
             cache.append_layer_in_place(opened.sequence, layer, 12).unwrap();
         }
         drop(rig.cache.join(opened.sequence, rig.stream).unwrap());
