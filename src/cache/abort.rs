@@ -37,8 +37,9 @@ impl Cache {
     /// [`Config::arriving`](crate::Config::arriving).
     ///
     /// # Errors
-    /// [`Closed`](crate::Kind::Closed); [`OutOfMemory`](crate::Kind::OutOfMemory) without memory for the list of
-    /// pages; the device's errors for a sequence that has not joined. The sequence is as before then. What the device refuses later [`Cache::reap`] does again.
+    /// [`Closed`](crate::Kind::Closed); [`OutOfMemory`](crate::Kind::OutOfMemory) without memory for the list of pages;
+    /// the device's errors for a sequence that has not joined. The sequence is as before then. What the device refuses
+    /// later [`Cache::reap`] does again.
     pub fn abort(&mut self, sequence: Sequence, stream: Stream) -> Result<Withheld> {
         let index = sequence.index as usize;
         let record = self.record(sequence)?;

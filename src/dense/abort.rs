@@ -16,45 +16,22 @@
 
 use crate::dense::Cache;
 use crate::dense::record::{Record, State, Way};
+use crate::dense::withheld::Pages;
 use crate::device::Stream;
 use crate::error::Result;
 use crate::fallible::vector;
 use crate::ids::Sequence;
 use crate::total::withheld::Withheld;
 
-/// The pages of one abort, each with its group.
-#[derive(Debug)]
-pub(super) struct Pages {
-    device: Vec<(usize, u32)>,
-    host: Vec<(usize, u32)>,
-}
-
-impl Pages {
-    /// How many there are.
-    pub(super) fn count(&self) -> u32 {
-        (self.device.len() + self.host.len()) as u32
-    }
-
-    /// The device pages of a group.
-    pub(super) fn device(&self, group: usize) -> impl Iterator<Item = u32> + '_ {
-        self.device.iter().filter(move |(of, _)| *of == group).map(|(_, page)| *page)
-    }
-
-    /// The host pages of a group.
-    pub(super) fn host(&self, group: usize) -> impl Iterator<Item = u32> + '_ {
-        self.host.iter().filter(move |(of, _)| *of == group).map(|(_, page)| *page)
-    }
-}
-
 impl Cache {
-    /// Ends a sequence that arrives, to whose pages others may still write. The handle is closed at once. The pages that
-    /// its transfer writes to stay withheld, and no sequence gets them, until [`Cache::release`]. All else comes back as
-    /// after [`Cache::close`]. `stream` is as for that.
+    /// Ends a sequence that arrives, to whose pages others may still write. The handle is closed at once. The pages
+    /// that its transfer writes to stay withheld, and no sequence gets them, until [`Cache::release`]. All else comes
+    /// back as after [`Cache::close`]. `stream` is as for that.
     ///
     /// # Errors
-    /// [`Closed`](crate::Kind::Closed); [`InvalidState`](crate::Kind::InvalidState) for a sequence that is not arriving:
-    /// close it; [`OutOfMemory`](crate::Kind::OutOfMemory) without memory for the list of pages; the device's errors.
-    /// The sequence is as before then. What the device refuses later [`Cache::reap`] does again.
+    /// [`Closed`](crate::Kind::Closed); [`InvalidState`](crate::Kind::InvalidState) for a sequence that is not
+    /// arriving: close it; [`OutOfMemory`](crate::Kind::OutOfMemory) without memory for the list of pages; the device's
+    /// errors. The sequence is as before then. What the device refuses later [`Cache::reap`] does again.
     pub fn abort(&mut self, sequence: Sequence, stream: Stream) -> Result<Withheld> {
         self.record(sequence)?.check_state(&[State::Arriving], "abort")?;
         let index = sequence.index as usize;

@@ -1,13 +1,13 @@
 //! Arrival: a sequence whose prompt another instance computes, and whose rows a transfer brings.
 //!
-//! A decode instance grants pages to a request while prefill still computes it, and its rows come layer by layer. Such a
-//! sequence has all its pages from the beginning, because admission takes all pages, and takes part in no step until it
-//! joins. It is one of [`Config::sequences`](crate::dense::Config::sequences): a record costs as much as that of a
+//! A decode instance grants pages to a request while prefill still computes it, and its rows come layer by layer. Such
+//! a sequence has all its pages from the beginning, because admission takes all pages, and takes part in no step until
+//! it joins. It is one of [`Config::sequences`](crate::dense::Config::sequences): a record costs as much as that of a
 //! running one, so there is no bound of its own as in the sparse cache.
 //!
 //! | call | device | host |
 //! |---|---|---|
-//! | [`Cache::arrive`], [`Cache::arrive_shared`] | waits for what still uses the pages, then a ticket | takes the pages |
+//! | [`Cache::arrive`], [`Cache::arrive_shared`] | waits for uses of the pages, then a ticket | takes the pages |
 //! | [`Cache::store`] | nothing | writes bytes to a host page |
 //! | [`Cache::append_layer_in_place`] | nothing | counts a layer's rows |
 //! | [`Cache::bring_layer`] | copies a whole layer up | |
@@ -16,8 +16,8 @@
 //! | [`Cache::abort`] | the same | withholds the pages that the transfer writes to, until [`Cache::release`] |
 //!
 //! **Two ways.** With [`Way::Direct`] the transfer writes to the device pages: RDMA to a GPU, a copy by a peer, the
-//! engine's own copies. With [`Way::Host`] it writes to pages of the host's tier, which the sequence takes for as long as
-//! it arrives, and each layer goes up as soon as it is whole.
+//! engine's own copies. With [`Way::Host`] it writes to pages of the host's tier, which the sequence takes for as long
+//! as it arrives, and each layer goes up as soon as it is whole.
 //!
 //! **When a page may be written.** A page that is free may have work in flight: steps and copies leave pages to others
 //! behind an event. A transfer is on no stream, so it waits on the host: for the ticket of `arrive`. Work on a stream
@@ -47,24 +47,25 @@ use crate::fallible::{filled, vector};
 use crate::ids::Sequence;
 
 impl Cache {
-    /// Opens a sequence whose rows a transfer brings: takes its pages, as [`Cache::open`] does, and with [`Way::Host`] a
-    /// page of the host's tier for each page that is to be filled. It takes part in steps once it has joined
+    /// Opens a sequence whose rows a transfer brings: takes its pages, as [`Cache::open`] does, and with [`Way::Host`]
+    /// a page of the host's tier for each page that is to be filled. It takes part in steps once it has joined
     /// ([`Cache::join`]).
     ///
     /// The ticket is Done when nothing uses the pages any more: only then may a transfer write to them. `stream` should
     /// be the one of copies; work that is enqueued there behind this call may write to the pages without the ticket.
     ///
     /// # Errors
-    /// As [`Cache::open`]; also [`Kind::Exhausted`] with the group for host pages. An error takes nothing. If the device
-    /// refuses the call half-way, [`Cache::reap`] frees the pages later.
+    /// As [`Cache::open`]; also [`Kind::Exhausted`] with the group for host pages. An error takes nothing. If the
+    /// device refuses the call half-way, [`Cache::reap`] frees the pages later.
     pub fn arrive(&mut self, open: &Open, way: Way, stream: Stream) -> Result<(Sequence, Ticket)> {
         let opened = self.open_as(open, None, Some(way), stream)?;
         Ok((opened.sequence, opened.ticket))
     }
 
     /// Opens such a sequence for a prompt whose names are known, as [`Cache::open_shared`] does. The leading pages that
-    /// the cache has ([`Cache::find_arriving`]) are shared, and come back on `stream` if they are on the host alone. The
-    /// transfer leaves their tokens out: they count as rows in place. The sequence can be published when it has joined.
+    /// the cache has ([`Cache::find_arriving`]) are shared, and come back on `stream` if they are on the host alone.
+    /// The transfer leaves their tokens out: they count as rows in place. The sequence can be published when it has
+    /// joined.
     ///
     /// # Errors
     /// As [`Cache::arrive`] and [`Cache::open_shared`].
@@ -192,7 +193,8 @@ impl Cache {
 
     /// Copies bytes of a sequence that arrives through the host to a host page. They go to `offset` in what block
     /// `block` has of run `run` of a layer: with rows one after the other, token `t` of the block begins at `t` times
-    /// the row's bytes. What comes before a window is dropped. [`Cache::append_layer_in_place`] says when rows are whole.
+    /// the row's bytes. What comes before a window is dropped. [`Cache::append_layer_in_place`] says when rows are
+    /// whole.
     ///
     /// # Errors
     /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that does not arrive through the host, and for a layer
@@ -236,16 +238,16 @@ impl Cache {
         self.tier.write(&plane.memory, u64::from(*host) * plane.stride + offset, bytes)
     }
 
-    /// Declares that `count` more rows of a layer are in place, in the order of their tokens: in the device pages of the
-    /// sequence ([`Cache::pages`]), or with [`Way::Host`] in its host pages. Rows before a window count too.
+    /// Declares that `count` more rows of a layer are in place, in the order of their tokens: in the device pages of
+    /// the sequence ([`Cache::pages`]), or with [`Way::Host`] in its host pages. Rows before a window count too.
     ///
-    /// Work on streams that writes such rows need not have ended, but the stream of [`Cache::join`] is ordered after it.
-    /// Rows on the host are there.
+    /// Work on streams that writes such rows need not have ended, but the stream of [`Cache::join`] is ordered after
+    /// it. Rows on the host are there.
     ///
     /// # Errors
-    /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not arriving; [`Kind::OutOfRange`] for an unknown
-    /// layer and for rows beyond the prompt; through the host [`Kind::Busy`] before the ticket of the arrival is Done,
-    /// and [`Kind::DeviceFailed`] if that failed. An error changes nothing.
+    /// [`Kind::Closed`]; [`Kind::InvalidState`] for a sequence that is not arriving; [`Kind::OutOfRange`] for an
+    /// unknown layer and for rows beyond the prompt; through the host [`Kind::Busy`] before the ticket of the arrival
+    /// is Done, and [`Kind::DeviceFailed`] if that failed. An error changes nothing.
     pub fn append_layer_in_place(&mut self, sequence: Sequence, layer: u32, count: u32) -> Result<()> {
         let record = self.arriving(sequence, layer, "append")?;
         if record.arriving.way == Way::Host {

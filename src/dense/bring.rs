@@ -6,8 +6,8 @@
 //!
 //! Copies up are one line, with an event after each part (`line`). A sequence knows the batch that its pages come with,
 //! or the copy of each part, if it arrived layer by layer (`arrive`). `prepare` notes the newest copies of the step's
-//! rows instead of waiting for them; [`Cache::arrived`] waits for those of a part; [`Cache::finish`] refuses a step that
-//! left a part out. Later steps of the same sequences come behind this one, and need no waits of their own.
+//! rows instead of waiting for them; [`Cache::arrived`] waits for those of a part; [`Cache::finish`] refuses a step
+//! that left a part out. Later steps of the same sequences come behind this one, and need no waits of their own.
 //!
 //! Batches come up one after the other. So of a step with several sequences that come back, the last one comes layer by
 //! layer, and the step waits for all layers of the others before its first one.

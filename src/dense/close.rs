@@ -156,14 +156,14 @@ impl Cache {
                         .with("lane", lane as u64));
                 }
             }
-            for page in self.withheld.lists().flat_map(|pages| pages.device(group)) {
+            for page in self.withheld.lists().flat_map(|pages| pages.device_of(group)) {
                 promised.add(Need::COPIED);
                 if let Some(owners) = owners.get_mut(page as usize) {
                     *owners += 1;
                 }
             }
             let arriving = self.records.iter().map(|record| record.arriving.host_pages(group)).sum::<u32>();
-            let withheld = self.withheld.lists().flat_map(|pages| pages.host(group)).count() as u32;
+            let withheld = self.withheld.lists().flat_map(|pages| pages.host_of(group)).count() as u32;
             let own = self.validate_parked(group, pool)? + arriving + withheld;
             pool.validate(&owners, promised, own)?;
         }

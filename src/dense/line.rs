@@ -282,7 +282,8 @@ mod tests {
         assert!(!is_reached(&clock, reader));
     }
 
-    /// A sequence whose layers came by themselves waits for each of them; one whose pages came in a batch, for its parts.
+    /// A sequence whose layers came by themselves waits for each of them; one whose pages came in a batch, for its
+    /// parts.
     #[test]
     fn a_step_waits_for_the_newest_copy_of_each_part() {
         let mut step = Arrivals::new(3).unwrap();

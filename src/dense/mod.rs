@@ -42,6 +42,7 @@ mod step;
 mod tables;
 mod tier;
 mod truncate;
+mod withheld;
 
 use std::sync::Arc;
 
@@ -152,7 +153,7 @@ pub struct Cache {
     /// The memory of the host's tier.
     tier: Tier,
     /// The pages of aborted sequences that were not released.
-    withheld: WithheldPages<abort::Pages>,
+    withheld: WithheldPages<withheld::Pages>,
     /// The group whose page is saved next.
     saves: usize,
     /// The key of the block hashes.
@@ -323,7 +324,7 @@ impl Cache {
             sequences,
             parked: are(State::Parked),
             arriving: are(State::Arriving),
-            withheld_pages: self.withheld.lists().map(abort::Pages::count).sum(),
+            withheld_pages: self.withheld.lists().map(withheld::Pages::count).sum(),
             free_sequences: self.config.sequences - sequences,
             steps_in_flight: self.ring.in_flight(),
             free_pages,

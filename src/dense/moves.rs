@@ -20,8 +20,8 @@
 //! | a step, a fork or a truncation takes a device page | down | the page, which a copy down may still read |
 //! | a sequence shares a device page | up | the page, which a copy up may still fill |
 //!
-//! A layer of a sequence that arrives through the host goes up in the same line, and waits for nothing else: the host has
-//! seen the end of what touched its pages before (`arrive`).
+//! A layer of a sequence that arrives through the host goes up in the same line, and waits for nothing else: the host
+//! has seen the end of what touched its pages before (`arrive`).
 //!
 //! A batch that the host has seen complete needs no wait. A parking begins with a batch down without copies, and gives
 //! all its pages that number: who takes one waits for what the engine had enqueued for the sequence, and others do not.

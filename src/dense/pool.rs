@@ -112,6 +112,9 @@ pub(super) struct Pool {
     host: Host,
 }
 
+/// A layer, and for each of its runs where its rows are in the host pages and in the device pages.
+type OfLayer = (u32, Vec<(Plane, Plane)>);
+
 /// The host's pages of a group; none without a host's tier.
 #[derive(Debug)]
 struct Host {
@@ -120,7 +123,7 @@ struct Host {
     /// By part.
     up: Vec<Vec<(Plane, Plane)>>,
     /// Of each layer of the group.
-    layers: Vec<(u32, Vec<(Plane, Plane)>)>,
+    layers: Vec<OfLayer>,
     touched: Vec<Touched>,
     save: Save,
 }
@@ -558,12 +561,7 @@ impl Host {
 }
 
 /// Of each layer of a group where its rows are in the host pages, and where they are in the device pages.
-fn layers(
-    config: &Config,
-    group: usize,
-    planes: &[Plane],
-    memory: Option<Slice>,
-) -> Result<Vec<(u32, Vec<(Plane, Plane)>)>> {
+fn layers(config: &Config, group: usize, planes: &[Plane], memory: Option<Slice>) -> Result<Vec<OfLayer>> {
     let own = config.shape.groups.get(group).map_or(&[][..], |group| group.layers.as_slice());
     let mut layers = vector(own.len(), "cache", "planes")?;
     for layer in own.iter().filter(|_| memory.is_some()) {

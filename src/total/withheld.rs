@@ -1,7 +1,7 @@
 //! What aborted sequences leave to writers from afar: pages that no other sequence gets until a release.
 //!
-//! Each cache says what such a list of pages is (`P`). The list does not own the pages: the cache gives each of them one
-//! more owner when it adds them, and takes that owner away when it takes them out.
+//! Each cache says what the pages of an abort are (`P`), keeps them from others while they are in the list, and gives
+//! them back when it has taken them out.
 
 use crate::error::{Error, Kind, Result};
 use crate::fallible::reserve;

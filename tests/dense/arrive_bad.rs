@@ -4,6 +4,8 @@ use crate::bad::{Rig, config, row};
 use forebay::dense::{Config, Open, Way};
 use forebay::{Kind, Result, Sequence, Tokens};
 
+type Call<'a> = &'a dyn Fn(&mut Rig) -> Result<()>;
+
 /// A sequence that arrives with 40 tokens and 8 promised ones; its ticket is Done.
 fn arriving(rig: &mut Rig, way: Way) -> Sequence {
     let (sequence, ticket) = rig.cache.arrive(&Open { prompt: 40, promised: 8 }, way, rig.stream).unwrap();
@@ -76,10 +78,9 @@ fn rows_that_cannot_come_are_refused() {
     let store = |sequence, of, block, offset: u64, count: usize| {
         move |rig: &mut Rig| rig.cache.store(sequence, of, block, offset, &vec![1; count])
     };
-    let mut refuses =
-        |call: &dyn Fn(&mut Rig) -> Result<()>, kind, place, numbers: &[(&'static str, u64)]| {
-            rig.refuses(&both, call, kind, place, numbers);
-        };
+    let mut refuses = |call: Call<'_>, kind, place, numbers: &[(&'static str, u64)]| {
+        rig.refuses(&both, call, kind, place, numbers);
+    };
     let place = "the transfer writes to the device pages";
     refuses(&store(direct, (0, 0), 0, 0, 16), Kind::InvalidState, place, &[]);
     refuses(&store(host, (3, 0), 0, 0, 16), Kind::OutOfRange, "layer", &[("layer", 3), ("layers", 3)]);
@@ -157,7 +158,7 @@ fn what_a_sequence_that_arrives_cannot_do_is_refused() {
     let mut rig = Rig::new(config());
     for way in [Way::Direct, Way::Host] {
         let sequence = arriving(&mut rig, way);
-        let calls: [&dyn Fn(&mut Rig) -> Result<()>; 7] = [
+        let calls: [Call<'_>; 7] = [
             &|rig| rig.prepare(0, &[row(sequence, 0, 1)]).map(drop),
             &|rig| rig.cache.park(sequence, 0, rig.stream).map(drop),
             &|rig| rig.cache.resume(sequence, rig.stream).map(drop),
@@ -171,8 +172,7 @@ fn what_a_sequence_that_arrives_cannot_do_is_refused() {
         }
         let withheld = rig.cache.abort(sequence, rig.stream).unwrap();
         for call in [
-            &(|rig: &mut Rig| rig.cache.abort(sequence, rig.stream).map(drop))
-                as &dyn Fn(&mut Rig) -> Result<()>,
+            &(|rig: &mut Rig| rig.cache.abort(sequence, rig.stream).map(drop)) as Call<'_>,
             &|rig| rig.cache.join(sequence, rig.stream).map(drop),
             &|rig| rig.cache.append_layer_in_place(sequence, 0, 1),
             &|rig| rig.cache.store(sequence, (0, 0), 0, 0, &[]),
