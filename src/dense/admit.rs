@@ -6,7 +6,6 @@
 
 use crate::dense::Cache;
 use crate::dense::held::Held;
-use crate::dense::line::Coming;
 use crate::dense::pool::Need;
 use crate::dense::record::{Copied, Record, State};
 use crate::device::{Stream, Ticket};
@@ -136,7 +135,8 @@ impl Cache {
         self.device.record(self.ready[parent], stream)?;
         let Record { work, coming, .. } = &mut self.records[parent];
         // What came back for the parent is there: its ticket had ended.
-        (work.unsettled, work.stepped, *coming) = (None, false, Coming::default());
+        (work.unsettled, work.stepped) = (None, false);
+        coming.clear();
         self.settle(child, stream)
     }
 

@@ -134,6 +134,12 @@ impl Coming {
         Coming { last: number, parts: Vec::new() }
     }
 
+    /// Nothing comes any more. Frees nothing: a step calls this.
+    pub(super) fn clear(&mut self) {
+        self.last = 0;
+        self.parts.clear();
+    }
+
     /// The copy with which a part of `parts` parts comes.
     pub(super) fn part(&self, part: usize, parts: usize) -> u64 {
         let of_batch = || self.last.saturating_sub(parts.saturating_sub(1 + part) as u64);

@@ -10,7 +10,6 @@
 //! of the micro-batch also covers the sequence's own.
 
 use crate::dense::Cache;
-use crate::dense::line::Coming;
 use crate::dense::record::{Copied, Record};
 use crate::device::{CopyPages, PageOp, Stream, Ticket};
 use crate::error::Result;
@@ -58,7 +57,8 @@ impl Cache {
         self.device.record(self.ready[index], stream)?;
         let Record { work, coming, .. } = &mut self.records[index];
         work.ticket = Some(ticket.clone());
-        (work.unsettled, work.stepped, *coming) = (None, false, Coming::default());
+        (work.unsettled, work.stepped) = (None, false);
+        coming.clear();
         Ok(ticket)
     }
 

@@ -3,7 +3,6 @@
 //! A step's begin on the device fills the micro-batch's tensors (`tables`). Attention and the writes of new rows are
 //! the engine's. So a step is three calls, whatever the number of layers.
 
-use crate::dense::line::Coming;
 use crate::dense::pool::NULL_PAGE;
 use crate::dense::record::{Record, State};
 use crate::dense::{Cache, Tensors};
@@ -79,7 +78,7 @@ impl Cache {
             self.records[index].work.unsettled = None;
             self.release_held(index)?;
             let record = &mut self.records[index];
-            record.coming = Coming::default();
+            record.coming.clear();
             record.floor = record.next_floor(row.accepted);
             record.start = record.next_start(row.accepted);
             let in_flight = record.steps.begin_flight(&mut record.rows, row, micro_batch);

@@ -464,6 +464,8 @@ impl Arrivals {
         // A transfer begins to write when the ticket says so.
         while own.ticket.poll().is_none() {
             self.settle();
+            // A device that runs late goes on when it is asked.
+            self.cache.reap(stream).unwrap();
             std::thread::yield_now();
         }
         self.late.push(Late { withheld, way: own.way, pages });
