@@ -73,7 +73,7 @@ pub mod trace;
 pub mod transfer;
 pub mod weights;
 
-pub use cache::{Cache, Capture, Captured, Config, Footprint, Layers, Open, Slots, Withheld};
+pub use cache::{Cache, Capture, Captured, Config, Footprint, Layers, Open, Slots};
 pub use error::{Error, Kind, Result};
 pub use geometry::{GROUP_MAX, Geometries, Geometry, IndexGroup, LINE, Piece, SLOT_BLOCK, Shape};
 pub use ids::{HostPage, IndexPage, Lane, Layer, MicroBatch, Sequence};
@@ -82,3 +82,4 @@ pub use sparse::{BringUp, Budget, MissCurve, Share, ShareBy, Want, WarmUp, ages}
 pub use stats::Stats;
 pub use step::{Buffers, LayerCall, Retired, Step, Streams, Unretired};
 pub use total::memory::Memory;
+pub use total::withheld::Withheld;

@@ -344,6 +344,7 @@ fn on_the_cuda_device() {
         assert_eq!(decode.warm_steps(20), 0, "CUDA device, seed {seed:?}, a graph: {captured}");
         assert_eq!(dense_begins(&decode.device), 0, "a dense cache, seed {seed:?}");
         assert_eq!(dense::steps(decode.device.device()), 0, "a dense cache that evicts, seed {seed:?}");
+        assert_eq!(dense::arrival(decode.device.device()), 0, "an arrival, seed {seed:?}");
         assert_eq!(ring_steps(&decode.device, captured), 0, "a ring, seed {seed:?}, a graph: {captured}");
         let seen = counted_call(&**decode.device);
         assert!(seen == 2 || (device::is_given() && seen > 2), "the control: {seen}");
@@ -487,6 +488,7 @@ fn p6_a_step_allocates_and_frees_nothing() {
         assert_eq!(ring_steps(&TestDevice::host(options), false), 0, "a ring, {options:?}");
         assert_eq!(dense_begins(&TestDevice::host(options)), 0, "a dense cache, {options:?}");
         assert_eq!(dense::steps(TestDevice::host(options).device()), 0, "a dense cache, {options:?}");
+        assert_eq!(dense::arrival(TestDevice::host(options).device()), 0, "an arrival, {options:?}");
     }
     let share = Share { by: ShareBy::Misses, every: 1, ..Share::default() };
     assert_eq!(

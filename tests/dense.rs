@@ -3,6 +3,19 @@
 
 #[path = "dense/admission.rs"]
 mod admission;
+#[path = "dense/arrive.rs"]
+mod arrive;
+#[path = "dense/arrive_bad.rs"]
+mod arrive_bad;
+#[path = "dense/arrive_late.rs"]
+mod arrive_late;
+#[cfg(feature = "check")]
+#[path = "dense/arrive_order.rs"]
+mod arrive_order;
+#[path = "dense/arrive_refused.rs"]
+mod arrive_refused;
+#[path = "dense/arrive_same.rs"]
+mod arrive_same;
 #[path = "dense/bad.rs"]
 mod bad;
 #[path = "dense/bodies.rs"]
@@ -29,6 +42,9 @@ mod order;
 mod pages;
 #[path = "dense/park.rs"]
 mod park;
+#[cfg(feature = "transfer")]
+#[path = "dense/r1.rs"]
+mod r1;
 #[path = "dense/refused.rs"]
 mod refused;
 #[cfg(feature = "check")]

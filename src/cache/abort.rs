@@ -21,10 +21,11 @@
 
 use crate::cache::Cache;
 use crate::cache::record::State;
-use crate::cache::withheld::{Pages, Withheld};
+use crate::cache::withheld::Pages;
 use crate::device::Stream;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::ids::Sequence;
+use crate::total::withheld::Withheld;
 
 impl Cache {
     /// Ends a sequence in any state, to whose pages others may still write. The handle is closed at once, and lane and
@@ -36,8 +37,9 @@ impl Cache {
     /// [`Config::arriving`](crate::Config::arriving).
     ///
     /// # Errors
-    /// [`Kind::Closed`]; [`Kind::OutOfMemory`] without memory for the list of pages; the device's errors for a sequence
-    /// that has not joined. The sequence is as before then. What the device refuses later [`Cache::reap`] does again.
+    /// [`Closed`](crate::Kind::Closed); [`OutOfMemory`](crate::Kind::OutOfMemory) without memory for the list of pages;
+    /// the device's errors for a sequence that has not joined. The sequence is as before then. What the device refuses
+    /// later [`Cache::reap`] does again.
     pub fn abort(&mut self, sequence: Sequence, stream: Stream) -> Result<Withheld> {
         let index = sequence.index as usize;
         let record = self.record(sequence)?;
@@ -66,13 +68,9 @@ impl Cache {
     /// free.
     ///
     /// # Errors
-    /// [`Kind::Closed`] for pages that were released before. An error changes nothing.
+    /// [`Closed`](crate::Kind::Closed) for pages that were released before. An error changes nothing.
     pub fn release(&mut self, withheld: Withheld) -> Result<u32> {
-        let pages = self.withheld.take(withheld).ok_or_else(|| {
-            Error::new(Kind::Closed, "release")
-                .at("pages that are not withheld")
-                .hint("release the pages of an abort once")
-        })?;
+        let pages = self.withheld.take(withheld)?;
         let before = self.total.pages.free();
         pages.host.iter().try_for_each(|page| self.total.pages.release(*page))?;
         pages.index.iter().try_for_each(|page| self.index.pages.release(*page))?;

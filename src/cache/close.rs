@@ -1,7 +1,7 @@
 //! Closing sequences, freeing their resources, and shutting a cache down.
 
-use crate::cache::Cache;
 use crate::cache::record::{Owned, Record, State};
+use crate::cache::{Cache, withheld};
 use crate::device::{PoolOp, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ids::{Lane, Sequence};
@@ -164,7 +164,7 @@ impl Cache {
                 keys[copy.from.1 as usize] += 1;
             }
         }
-        self.withheld.count(&mut host, &mut keys);
+        withheld::count(&self.withheld, &mut host, &mut keys);
         self.count_shared(&mut host, &mut keys)?;
         let wrong = |page: u32| {
             Error::new(Kind::Internal, "validate pages").at("owners of a page").with("page", page)

@@ -86,6 +86,7 @@ use crate::sparse::SparsePool;
 use crate::stats::Stats;
 use crate::step::Ring;
 use crate::total::memory::{Memory, Overcommits};
+use crate::total::withheld::WithheldPages;
 use crate::total::{CAPACITY_MAX, IndexPool, PrefixIndex, Secret, TotalPool};
 
 pub use admit::Open;
@@ -93,12 +94,10 @@ pub use captured::{Capture, Captured};
 pub use config::{Config, Slots};
 pub use footprint::Footprint;
 pub use overlapped::Layers;
-pub use withheld::Withheld;
 
 use places::Places;
 use record::{Record, State};
 use sharing::Sharing;
-use withheld::WithheldPages;
 
 /// A KV cache that may exceed its device's memory, for one model on one device.
 ///
@@ -191,7 +190,7 @@ pub struct Cache {
     places: Places,
     warmed: Event,
     /// The pages of aborted sequences that writers may still reach.
-    withheld: WithheldPages,
+    withheld: WithheldPages<withheld::Pages>,
     /// One event per record, recorded after the work that the host issued for its sequence alone.
     ready: Vec<Event>,
     /// One event per micro-batch, recorded after its last step. Its next step waits for it, and so does later work for
@@ -347,7 +346,7 @@ impl Cache {
             free_lanes: self.sparse.slots().free_lanes(),
             parked: self.records.iter().filter(|r| r.state == State::Parked).count() as u32,
             arriving: self.records.iter().filter(|r| r.is_arrival()).count() as u32,
-            withheld_pages: self.withheld.pages(),
+            withheld_pages: withheld::pages(&self.withheld),
             ..self.stats
         }
     }

@@ -135,7 +135,8 @@ impl Cache {
         self.device.record(self.ready[parent], stream)?;
         let Record { work, coming, .. } = &mut self.records[parent];
         // What came back for the parent is there: its ticket had ended.
-        (work.unsettled, work.stepped, *coming) = (None, false, 0);
+        (work.unsettled, work.stepped) = (None, false);
+        coming.clear();
         self.settle(child, stream)
     }
 

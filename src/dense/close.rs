@@ -74,6 +74,7 @@ impl Cache {
     pub(super) fn free(&mut self, index: usize) -> Result<()> {
         self.give_held_back(index)?;
         self.leave_parked(index, false)?;
+        self.leave_host_pages(index)?;
         let generation = self.records[index].generation;
         let leaves = self.records[index].leaves;
         let free = Record { generation, leaves, ..Record::default() };
@@ -87,19 +88,20 @@ impl Cache {
         Ok(())
     }
 
-    /// Shuts the cache down. All sequences must be closed and all steps retired.
+    /// Shuts the cache down. All sequences must be closed, all steps retired, and all withheld pages released.
     ///
     /// # Errors
-    /// [`Kind::Busy`] returns the cache, and gives the number of remaining sequences and steps.
+    /// [`Kind::Busy`] returns the cache, and gives the number of remaining sequences, steps and withheld pages.
     pub fn shut_down(self) -> Result<Stats, (Box<Cache>, Error)> {
         let stats = self.stats();
-        if stats.sequences == 0 && stats.steps_in_flight == 0 {
+        if stats.sequences == 0 && stats.steps_in_flight == 0 && stats.withheld_pages == 0 {
             return Ok(stats);
         }
         let error = Error::new(Kind::Busy, "shut down")
-            .at("sequences or steps are left")
+            .at("sequences, steps or withheld pages are left")
             .with("sequences", stats.sequences)
-            .with("steps", stats.steps_in_flight);
+            .with("steps", stats.steps_in_flight)
+            .with("withheld", stats.withheld_pages);
         Err((Box::new(self), error))
     }
 
@@ -154,7 +156,16 @@ impl Cache {
                         .with("lane", lane as u64));
                 }
             }
-            pool.validate(&owners, promised, self.validate_parked(group, pool)?)?;
+            for page in self.withheld.lists().flat_map(|pages| pages.device_of(group)) {
+                promised.add(Need::COPIED);
+                if let Some(owners) = owners.get_mut(page as usize) {
+                    *owners += 1;
+                }
+            }
+            let arriving = self.records.iter().map(|record| record.arriving.host_pages(group)).sum::<u32>();
+            let withheld = self.withheld.lists().flat_map(|pages| pages.host_of(group)).count() as u32;
+            let own = self.validate_parked(group, pool)? + arriving + withheld;
+            pool.validate(&owners, promised, own)?;
         }
         Ok(())
     }

@@ -68,15 +68,16 @@ pub struct Config {
     pub width: Width,
     /// Device pages of each group, the null page included: page 0, which is zeros and belongs to no sequence.
     pub device_pages: Vec<u32>,
-    /// Host pages of each group: the second tier, which keeps published pages that the device has no room for, and the
-    /// pages of parked sequences. At least those of `max_tokens` tokens. Empty: no such tier, and nothing can be
-    /// parked.
+    /// Host pages of each group: the second tier, which keeps published pages that the device has no room for, the
+    /// pages of parked sequences, and those of sequences that arrive through the host. At least those of `max_tokens`
+    /// tokens. Empty: no such tier, and nothing can be parked.
     pub host_pages: Vec<u32>,
     /// When published pages are copied to the host's tier.
     pub save: Save,
-    /// Layers whose pages come back from the host together. A step may then compute its first layers while the pages
-    /// of later ones still come: see [`Cache::arrived`](crate::dense::Cache::arrived). 0, or the model's layers or
-    /// more: steps wait for all layers when they are prepared.
+    /// Layers whose pages come back from the host together, and for which a step waits together, also where a sequence
+    /// has arrived through the host ([`Way::Host`](crate::dense::Way)). A step may then compute its first layers while
+    /// the pages of later ones still come: see [`Cache::arrived`](crate::dense::Cache::arrived). 0, or the model's
+    /// layers or more: steps wait for all layers when they are prepared.
     pub bring_layers: u32,
     /// Sequences that may be open at the same time.
     pub sequences: u32,

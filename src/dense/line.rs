@@ -2,19 +2,22 @@
 
 use crate::device::{Device, Event, Stream};
 use crate::error::Result;
-use crate::fallible::vector;
+use crate::fallible::{filled, vector};
 
 /// How many batches of a line have events of their own. A wait for an older batch is a wait for a newer one.
 const BATCHES: u64 = 8;
 
-/// The copies in one direction, in numbered batches. A batch consists of *parts*, which end one after the other.
+/// The copies in one direction, one behind the other, in *batches*. The parts of a batch end one after the other, and
+/// are numbered over all batches of the line. A batch has the number of its last part.
 #[derive(Debug)]
 pub(super) struct Line {
-    /// For each of the last batches, by its number, the events that are recorded after its parts.
-    events: Vec<Vec<Event>>,
-    /// The number of the last batch that was enqueued whole.
+    /// The events that are recorded after the last parts, by their numbers.
+    events: Vec<Event>,
+    /// The parts of a batch that brings all layers.
+    parts: u64,
+    /// The number of the last part that was enqueued whole.
     last: u64,
-    /// The number of the last batch that the host has seen complete.
+    /// The number of the last part that the host has seen complete.
     seen: u64,
     /// A stream that may hold copies after which no event was recorded: the device refused.
     unsettled: Option<Stream>,
@@ -22,74 +25,65 @@ pub(super) struct Line {
 
 impl Line {
     fn new(parts: u32, device: &dyn Device) -> Result<Line> {
-        let batch = |_| (0..parts).map(|_| device.event()).collect::<Result<Vec<_>>>();
-        let events = (0..BATCHES).map(batch).collect::<Result<Vec<_>>>()?;
-        Ok(Line { events, last: 0, seen: 0, unsettled: None })
+        let parts = u64::from(parts);
+        let events = (0..BATCHES * parts).map(|_| device.event()).collect::<Result<Vec<_>>>()?;
+        Ok(Line { events, parts, last: 0, seen: 0, unsettled: None })
     }
 
-    /// The number of the batch that is enqueued next.
+    /// The number of the batch of all parts that is enqueued next.
     pub(super) const fn next(&self) -> u64 {
+        self.last + self.parts
+    }
+
+    /// The number of the batch of one part that is enqueued next.
+    pub(super) const fn next_part(&self) -> u64 {
         self.last + 1
     }
 
-    /// The parts of a batch.
-    pub(super) fn parts(&self) -> usize {
-        self.events[0].len()
+    /// The parts of a batch that brings all layers.
+    pub(super) const fn parts(&self) -> u64 {
+        self.parts
     }
 
-    /// The event after a part of batch `number`. Each batch comes after the one before it, so an event that a newer
-    /// batch has recorded covers the older one too.
-    fn event(&self, number: u64, part: usize) -> Event {
-        self.events[(number % BATCHES) as usize][part]
+    /// The event after part `number`. Each part comes after the one before it, so an event that a newer part has
+    /// recorded covers the older one too.
+    fn event(&self, number: u64) -> Event {
+        self.events[(number % self.events.len() as u64) as usize]
     }
 
-    fn end_event(&self, number: u64) -> Event {
-        self.event(number, self.parts() - 1)
-    }
-
-    /// Whether the host has seen the end of batch `number`, or sees it now.
+    /// Whether the host has seen the end of part `number`, or sees it now.
     pub(super) fn has_passed(&mut self, number: u64, device: &dyn Device) -> bool {
         if number <= self.seen {
             return true;
         }
-        // A batch that is not enqueued has not passed, whatever an event says of the ones before.
+        // A part that is not enqueued has not passed, whatever an event says of the ones before.
         if number > self.last {
             return false;
         }
-        if matches!(device.query(self.end_event(number)), Ok(true)) {
-            // The newest batch that has recorded this event.
-            self.seen = self.last - (self.last - number) % BATCHES;
+        if matches!(device.query(self.event(number)), Ok(true)) {
+            // The newest part that has recorded this event.
+            self.seen = self.last - (self.last - number) % self.events.len() as u64;
         }
         number <= self.seen
     }
 
-    /// Records the event after copies that a refused call left without it. They stay a part of the next batch, so that
-    /// copies that are noted keep its number.
+    /// Records the event after copies that a refused call left without it. They stay before the next part, whose event
+    /// it is.
     pub(super) fn settle(&mut self, device: &dyn Device) -> Result<()> {
         if let Some(before) = self.unsettled {
-            device.record(self.end_event(self.next()), before)?;
+            device.record(self.event(self.next_part()), before)?;
             self.unsettled = None;
         }
         Ok(())
     }
 
-    /// Makes `stream` wait for batch `number`, if it may still run.
+    /// Makes `stream` wait for part `number` and all parts before it, if it may still run. Of a batch that a refused
+    /// call left, it waits for what is enqueued.
     pub(super) fn wait(&mut self, number: u64, stream: Stream, device: &dyn Device) -> Result<()> {
-        self.wait_part(number, self.parts() - 1, stream, device)
-    }
-
-    /// Makes `stream` wait for a part of batch `number` and the parts before it, if the batch may still run.
-    pub(super) fn wait_part(
-        &mut self,
-        number: u64,
-        part: usize,
-        stream: Stream,
-        device: &dyn Device,
-    ) -> Result<()> {
         self.settle(device)?;
         match self.has_passed(number, device) {
             true => Ok(()),
-            false => device.wait(stream, self.event(number, part)),
+            false => device.wait(stream, self.event(number.min(self.next_part()))),
         }
     }
 
@@ -100,37 +94,87 @@ impl Line {
         Ok(())
     }
 
-    /// Enqueues a batch without copies: it ends when `stream` has come this far. Returns its number.
+    /// Enqueues a batch without copies, of one part: it ends when `stream` has come this far. Returns its number.
     pub(super) fn mark(&mut self, stream: Stream, device: &dyn Device) -> Result<u64> {
         self.begin(stream, device)?;
-        (0..self.parts()).try_for_each(|part| self.end(part, stream, device))?;
+        self.end(true, stream, device)?;
         Ok(self.last)
     }
 
     /// Makes `stream` wait for all batches so far, and for what a refused call left of the next one.
     pub(super) fn wait_all(&mut self, stream: Stream, device: &dyn Device) -> Result<()> {
         self.settle(device)?;
-        device.wait(stream, self.end_event(self.last))?;
-        device.wait(stream, self.end_event(self.next()))
+        device.wait(stream, self.event(self.last))?;
+        device.wait(stream, self.event(self.next_part()))
     }
 
-    /// Ends a part of the batch; the last part ends the batch.
-    pub(super) fn end(&mut self, part: usize, stream: Stream, device: &dyn Device) -> Result<()> {
-        device.record(self.event(self.next(), part), stream)?;
-        if part + 1 == self.parts() {
-            (self.last, self.unsettled) = (self.next(), None);
+    /// Ends a part of the batch, and with its last part the batch.
+    pub(super) fn end(&mut self, is_last: bool, stream: Stream, device: &dyn Device) -> Result<()> {
+        device.record(self.event(self.next_part()), stream)?;
+        self.last = self.next_part();
+        if is_last {
+            self.unsettled = None;
         }
         Ok(())
     }
 }
 
+/// The copies up with which the last pages of a sequence come, of each part of its layers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Coming {
+    /// The newest of them; 0 for none.
+    pub(super) last: u64,
+    /// Their numbers, if each layer came by itself. Otherwise all parts came in one batch.
+    pub(super) parts: Vec<u64>,
+}
+
+impl Coming {
+    /// The pages come in a batch of all parts.
+    pub(super) const fn batch(number: u64) -> Coming {
+        Coming { last: number, parts: Vec::new() }
+    }
+
+    /// Nothing comes any more. Frees nothing: a step calls this.
+    pub(super) fn clear(&mut self) {
+        self.last = 0;
+        self.parts.clear();
+    }
+
+    /// The copy with which a part of `parts` parts comes.
+    pub(super) fn part(&self, part: usize, parts: usize) -> u64 {
+        let of_batch = || self.last.saturating_sub(parts.saturating_sub(1 + part) as u64);
+        self.parts.get(part).copied().unwrap_or_else(of_batch)
+    }
+}
+
 /// What the open step of a micro-batch waits for.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Arrivals {
-    /// The newest batch of copies up that brings pages of the step; 0 for none.
-    pub(super) number: u64,
+    /// Of each part the newest copy up that brings it for a sequence of the step; 0 for none.
+    pub(super) numbers: Vec<u64>,
     /// The parts, from the first, for which some stream waits.
     pub(super) parts: u32,
+}
+
+impl Arrivals {
+    /// Of a step that waits for nothing, with room for `parts` parts.
+    pub(super) fn new(parts: u32) -> Result<Arrivals> {
+        Ok(Arrivals { numbers: filled(parts as usize, 0, "cache", "parts of a step")?, parts: 0 })
+    }
+
+    /// Begins a step without sequences.
+    pub(super) fn clear(&mut self) {
+        self.numbers.fill(0);
+        self.parts = 0;
+    }
+
+    /// Adds a sequence of the step.
+    pub(super) fn add(&mut self, coming: &Coming) {
+        let parts = self.numbers.len();
+        for (part, number) in self.numbers.iter_mut().enumerate().filter(|_| coming.last > 0) {
+            *number = coming.part(part, parts).max(*number);
+        }
+    }
 }
 
 /// All copies between the tiers.
@@ -189,51 +233,74 @@ mod tests {
         let mut line = Line::new(2, &*clock).unwrap();
         let batch = |line: &mut Line, stream| {
             line.begin(stream, &*clock).unwrap();
-            (0..2).for_each(|part| line.end(part, stream, &*clock).unwrap());
+            [false, true].into_iter().for_each(|is_last| line.end(is_last, stream, &*clock).unwrap());
         };
         (0..3).for_each(|_| batch(&mut line, first));
         clock.run().unwrap();
         clock.hold(held).unwrap();
-        // More batches than events: number 3 waits for the event of number 11.
+        // More parts than events: number 6 has the event of number 22.
         for _ in 3..BATCHES + 2 {
-            assert!(line.has_passed(3, &*clock));
+            assert!(line.has_passed(6, &*clock));
             batch(&mut line, held);
         }
-        assert_eq!((line.last, line.seen), (BATCHES + 2, 3));
-        assert!(!line.has_passed(4, &*clock) && !line.has_passed(BATCHES + 2, &*clock));
-        assert!(!line.has_passed(BATCHES + 3, &*clock), "not enqueued");
-        line.wait_part(4, 0, first, &*clock).unwrap();
+        let all = 2 * (BATCHES + 2);
+        assert_eq!((line.last, line.seen), (all, 6));
+        assert!(!line.has_passed(8, &*clock) && !line.has_passed(all, &*clock));
+        assert!(!line.has_passed(all + 1, &*clock), "not enqueued");
+        line.wait(7, first, &*clock).unwrap();
         assert!(!is_reached(&clock, first));
         clock.let_go(held).unwrap();
         clock.run().unwrap();
-        assert!(line.has_passed(4, &*clock) && line.seen == 4);
-        assert!(line.has_passed(BATCHES + 2, &*clock));
+        assert!(line.has_passed(8, &*clock) && line.seen == 8);
+        assert!(line.has_passed(all, &*clock));
     }
 
     /// A part is waited for alone, and the end of a batch covers what a refused call left of it on another stream.
     #[test]
     fn a_batch_comes_after_what_a_refused_call_left_of_it() {
         let clock = ClockDevice::new(ClockOptions::default()).unwrap();
-        let [left, again, reader] = [(); 3].map(|()| clock.stream().unwrap());
+        let [left, again, reader, other] = [(); 4].map(|()| clock.stream().unwrap());
         let mut line = Line::new(2, &*clock).unwrap();
         clock.hold(left).unwrap();
-        // The device refuses the rest of this batch.
+        // The device refuses the rest of this batch, before its first part or behind it.
+        let number = line.next();
         line.begin(left, &*clock).unwrap();
+        line.wait(number, other, &*clock).unwrap();
+        assert!(!is_reached(&clock, other), "a batch that is not whole is waited for as far as it came");
+        line.begin(left, &*clock).unwrap();
+        line.end(false, left, &*clock).unwrap();
         line.begin(again, &*clock).unwrap();
-        (0..2).for_each(|part| line.end(part, again, &*clock).unwrap());
-        line.wait(1, reader, &*clock).unwrap();
+        [false, true].into_iter().for_each(|is_last| line.end(is_last, again, &*clock).unwrap());
+        assert_eq!(line.last, 3);
+        line.wait(number, reader, &*clock).unwrap();
         assert!(!is_reached(&clock, reader));
         clock.let_go(left).unwrap();
         clock.run().unwrap();
         assert!(is_reached(&clock, reader));
         // A batch of which only the first part can end.
         line.begin(again, &*clock).unwrap();
-        line.end(0, again, &*clock).unwrap();
+        line.end(false, again, &*clock).unwrap();
         clock.hold(again).unwrap();
-        line.end(1, again, &*clock).unwrap();
-        line.wait_part(2, 0, reader, &*clock).unwrap();
+        line.end(true, again, &*clock).unwrap();
+        line.wait(4, reader, &*clock).unwrap();
         assert!(is_reached(&clock, reader));
-        line.wait(2, reader, &*clock).unwrap();
+        line.wait(5, reader, &*clock).unwrap();
         assert!(!is_reached(&clock, reader));
+    }
+
+    /// A sequence whose layers came by themselves waits for each of them; one whose pages came in a batch, for its
+    /// parts.
+    #[test]
+    fn a_step_waits_for_the_newest_copy_of_each_part() {
+        let mut step = Arrivals::new(3).unwrap();
+        step.add(&Coming::default());
+        assert_eq!(step.numbers, [0; 3]);
+        step.add(&Coming { last: 9, parts: vec![9, 4, 7] });
+        assert_eq!(step.numbers, [9, 4, 7]);
+        step.add(&Coming::batch(8));
+        assert_eq!(step.numbers, [9, 7, 8]);
+        step.clear();
+        step.add(&Coming::batch(1));
+        assert_eq!(step.numbers, [0, 0, 1]);
     }
 }

@@ -18,8 +18,10 @@
 //! [`Config::pages_for`] says how many device pages that takes, [`Config::planes`] and [`Config::view`] where a layer's
 //! rows are, and [`Config::footprint`] how many bytes.
 
+mod abort;
 mod admit;
 mod arrive;
+mod bring;
 mod close;
 mod config;
 mod footprint;
@@ -38,7 +40,9 @@ mod settle;
 mod shape;
 mod step;
 mod tables;
+mod tier;
 mod truncate;
+mod withheld;
 
 use std::sync::Arc;
 
@@ -47,11 +51,12 @@ use crate::device::{Device, Event, PageTables, Plane, Slice};
 use crate::error::{Error, Kind, Result};
 use crate::fallible::vector;
 use crate::ids::{MicroBatch, Sequence};
-use crate::os::{self, Fallback, Faults, NoFaults, Request};
+use crate::os::{self, Fallback, Faults, NoFaults};
 use crate::sequence::Length;
 use crate::step::{Ring, RingShape};
 use crate::total::Secret;
-use crate::total::memory::{Overcommits, take};
+use crate::total::memory::Overcommits;
+use crate::total::withheld::WithheldPages;
 
 pub use admit::Open;
 pub use config::{Config, Layout, Runs, Save, Width};
@@ -59,13 +64,15 @@ pub use footprint::Footprint;
 pub use planes::{PlaneShape, View};
 pub use pool::TierStats;
 pub use prefix::{Found, Names, Opened};
+pub use record::Way;
 pub use shape::{GROUPS_MAX, Group, Shape};
 pub use tables::Tensors;
 
 use line::{Arrivals, Moves};
 use pool::Pool;
-use record::Record;
+use record::{Record, State};
 use tables::{HostTables, Sent};
+use tier::Tier;
 
 /// The KV cache of a dense model, on one device: each query reads every row of its sequence, or of a window before it.
 ///
@@ -82,6 +89,7 @@ use tables::{HostTables, Sent};
 /// 3. [`finish`](Cache::finish);
 /// 4. [`retire`](Cache::retire), once the device has finished the step. It says whether the step's tokens may be used.
 ///
+/// [`arrive`](Cache::arrive) opens a sequence whose prompt another instance computes and a transfer brings.
 /// [`fork`](Cache::fork) copies a sequence, and [`truncate`](Cache::truncate) goes back in one. [`park`](Cache::park)
 /// moves its rows to the host, until [`resume`](Cache::resume). [`close`](Cache::close) ends a sequence at any time.
 /// None of these calls waits for the device. The tensors are at fixed addresses, so a step may be a captured graph: its
@@ -142,6 +150,10 @@ pub struct Cache {
     moves: Moves,
     /// Of each micro-batch what its open step waits for layer by layer.
     arrivals: Vec<Arrivals>,
+    /// The memory of the host's tier.
+    tier: Tier,
+    /// The pages of aborted sequences that were not released.
+    withheld: WithheldPages<withheld::Pages>,
     /// The group whose page is saved next.
     saves: usize,
     /// The key of the block hashes.
@@ -174,6 +186,10 @@ pub struct Stats {
     pub sequences: u32,
     /// Gauge: those of them that are parked.
     pub parked: u32,
+    /// Gauge: those of them that arrive.
+    pub arriving: u32,
+    /// Gauge: pages, of the device and of the host, that are withheld after an abort.
+    pub withheld_pages: u32,
     /// Gauge: sequences that may still be opened, as far as pages allow.
     pub free_sequences: u32,
     /// Gauge: steps between prepare and retire.
@@ -216,8 +232,8 @@ impl Cache {
         let mut fallbacks = Vec::new();
         let mut secret = Secret([0; 32]);
         os::random(&mut secret.0, faults)?;
-        let host = host_tier(&config, &*device, faults, &mut fallbacks)?;
-        let pools = (0..groups).zip(host).map(|(group, host)| pool(&config, group, host, &*device));
+        let tier = Tier::new(&config, &*device, faults, &mut fallbacks)?;
+        let pools = (0..groups).map(|group| pool(&config, group, tier.pages(group), &*device));
         let pools = pools.collect::<Result<Vec<_>>>()?;
         let tables = HostTables::new(&config, entries, &*device, faults, &mut fallbacks)?;
         let micro_batches = 0..config.micro_batches;
@@ -234,7 +250,9 @@ impl Cache {
             sent: Sent::new(config.micro_batches, config.batch)?,
             ring,
             moves: Moves::new(&config.device_pages, config.parts(), &*device)?,
-            arrivals: vec![Arrivals::default(); config.micro_batches as usize],
+            arrivals: vector(config.micro_batches as usize, "cache", "parts of a step")?,
+            tier,
+            withheld: WithheldPages::new(),
             saves: 0,
             secret,
             records: vector(config.sequences as usize, "cache", "sequences")?,
@@ -252,6 +270,7 @@ impl Cache {
         };
         cache.records.resize_with(cache.config.sequences as usize, Record::default);
         for tensors in &cache.tensors {
+            cache.arrivals.push(Arrivals::new(cache.config.parts())?);
             let described = cache.tables.described(&cache.config, &cache.pools, tensors);
             cache.page_tables.push(described);
         }
@@ -300,9 +319,12 @@ impl Cache {
         let mut tiers = [TierStats::default(); GROUPS_MAX];
         tiers.iter_mut().zip(&self.pools).for_each(|(to, pool)| *to = pool.tiers());
         let sequences = self.records.iter().filter(|record| record.is_taken()).count() as u32;
+        let are = |state| self.records.iter().filter(|record| record.state == state).count() as u32;
         Stats {
             sequences,
-            parked: self.records.iter().filter(|record| record.state == record::State::Parked).count() as u32,
+            parked: are(State::Parked),
+            arriving: are(State::Arriving),
+            withheld_pages: self.withheld.lists().map(withheld::Pages::count).sum(),
             free_sequences: self.config.sequences - sequences,
             steps_in_flight: self.ring.in_flight(),
             free_pages,
@@ -335,7 +357,7 @@ impl Cache {
             committed: rows.committed,
             landed: rows.landed,
             published: published * self.config.shape.page_tokens,
-            filled: rows.committed,
+            filled: if record.state == State::Arriving { record.arriving.whole() } else { rows.committed },
         })
     }
 
@@ -353,37 +375,6 @@ fn no_group(group: usize, groups: usize) -> Error {
         .at("group")
         .with("group", group as u64)
         .with("groups", groups as u64)
-}
-
-/// Takes the memory of the host's tier, and divides it: for each group its pages, if there are any.
-fn host_tier(
-    config: &Config,
-    device: &dyn Device,
-    faults: &dyn Faults,
-    fallbacks: &mut Vec<Fallback>,
-) -> Result<Vec<Option<Slice>>> {
-    let groups = config.shape.groups.len();
-    if config.host_pages.is_empty() {
-        return Ok(vec![None; groups]);
-    }
-    let bytes = |group: usize| {
-        let pages = config.host_pages.get(group).copied().unwrap_or(0);
-        config.shape.page_bytes(group).checked_mul(pages.into())
-    };
-    let all = (0..groups).try_fold(0_u64, |all, group| all.checked_add(bytes(group)?));
-    let all = all.ok_or_else(|| Error::new(Kind::Overflow, "dense cache").at("host_pages"))?;
-    // Private memory: no other process maps it, and the system has huge pages for it where it has none for shared.
-    let request = Request { shared: false, ..config.memory.request(all) };
-    let (_, memory, refused) = take(&request, device, faults)?;
-    fallbacks.extend(refused);
-    let mut start = 0;
-    let parts = (0..groups).map(|group| {
-        let own = bytes(group).unwrap_or(0);
-        let part = memory.part(start, own)?;
-        start += own;
-        Ok(Some(part))
-    });
-    parts.collect()
 }
 
 /// Takes the device memory of a group's pages.

@@ -20,6 +20,9 @@
 //! | a step, a fork or a truncation takes a device page | down | the page, which a copy down may still read |
 //! | a sequence shares a device page | up | the page, which a copy up may still fill |
 //!
+//! A layer of a sequence that arrives through the host goes up in the same line, and waits for nothing else: the host
+//! has seen the end of what touched its pages before (`arrive`).
+//!
 //! A batch that the host has seen complete needs no wait. A parking begins with a batch down without copies, and gives
 //! all its pages that number: who takes one waits for what the engine had enqueued for the sequence, and others do not.
 //!
@@ -52,7 +55,7 @@ impl Moves {
                 noted.clear();
             }
         }
-        self.down.end(0, stream, device)
+        self.down.end(true, stream, device)
     }
 
     /// Enqueues copies of host pages to device pages: for each group pairs of them. Returns the batch's number.
@@ -72,15 +75,35 @@ impl Moves {
         }
         for part in 0..self.up.parts() {
             for (pages, pool) in pairs.iter().zip(&*pools) {
-                let planes = pool.up(part);
+                let planes = pool.up(part as usize);
                 if !pages.is_empty() && !planes.is_empty() {
                     device.enqueue_pages(stream, PageOp::Copy(CopyPages { planes, pages }))?;
                 }
             }
-            self.up.end(part, stream, device)?;
+            self.up.end(part + 1 == self.up.parts(), stream, device)?;
         }
         let bytes = pairs.iter().zip(pools).map(|(pairs, pool)| pool.page_bytes() * pairs.len() as u64);
         self.bytes[1] += bytes.sum::<u64>();
+        Ok(number)
+    }
+
+    /// Enqueues copies of one layer of host pages to device pages of a group. Returns the number of the copy. The host
+    /// has seen the end of all that touched these pages before, but for copies of other layers of them.
+    pub(super) fn bring_layer(
+        &mut self,
+        (layer, pages): (u32, &[(u32, u32)]),
+        pool: &mut Pool,
+        stream: Stream,
+        device: &dyn Device,
+    ) -> Result<u64> {
+        self.up.begin(stream, device)?;
+        let number = self.up.next_part();
+        pages.iter().for_each(|(host, page)| pool.note_up(*page, *host, number));
+        let planes = pool.of_layer(layer);
+        device.enqueue_pages(stream, PageOp::Copy(CopyPages { planes, pages }))?;
+        self.up.end(true, stream, device)?;
+        let bytes: u64 = planes.iter().map(|(_, plane)| plane.bytes).sum();
+        self.bytes[1] += bytes * pages.len() as u64;
         Ok(number)
     }
 }

@@ -109,6 +109,17 @@ impl Config {
     }
 }
 
+impl Config {
+    /// Where a run of a layer is in the group's host pages, which are stored whole
+    /// ([`Cache::host_memory`](crate::dense::Cache::host_memory)): as [`Config::view`], in a plane of its own.
+    pub fn host_view(&self, layer: u32, run: usize) -> Option<View> {
+        let view = self.view(layer, run)?;
+        let plane = self.planes(view.group).get(view.plane).copied()?;
+        let stride = self.shape.page_bytes(view.group);
+        Some(View { plane: 0, offset: plane.offset.saturating_add(view.offset), stride, ..view })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,6 +157,22 @@ mod tests {
                     }
                 }
                 assert!(memory.iter().flatten().all(|byte| *byte), "{config:?}: a gap");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_all_host_views_tile_a_page_that_is_stored_whole() {
+        for config in configs() {
+            for (index, group) in config.shape.groups.iter().enumerate() {
+                let mut page = vec![0_u8; config.shape.page_bytes(index) as usize];
+                for (layer, run) in group.layers.iter().flat_map(|layer| [(*layer, 0), (*layer, 1)]) {
+                    let Some(view) = config.host_view(layer, run) else { continue };
+                    assert_eq!((view.group, view.plane, view.stride), (index, 0, page.len() as u64));
+                    let at = view.offset as usize;
+                    page[at..at + 16 * view.row as usize].iter_mut().for_each(|byte| *byte += 1);
+                }
+                assert!(page.iter().all(|byte| *byte == 1), "{config:?}");
             }
         }
     }

@@ -22,6 +22,7 @@
 
 use crate::dense::config::{Config, Save};
 use crate::dense::line::Moves;
+use crate::dense::planes::View;
 use crate::device::{Plane, Slice};
 use crate::error::{Error, Kind, Result};
 use crate::fallible::{filled, vector};
@@ -111,6 +112,9 @@ pub(super) struct Pool {
     host: Host,
 }
 
+/// A layer, and for each of its runs where its rows are in the host pages and in the device pages.
+type OfLayer = (u32, Vec<(Plane, Plane)>);
+
 /// The host's pages of a group; none without a host's tier.
 #[derive(Debug)]
 struct Host {
@@ -118,6 +122,8 @@ struct Host {
     down: Vec<(Plane, Plane)>,
     /// By part.
     up: Vec<Vec<(Plane, Plane)>>,
+    /// Of each layer of the group.
+    layers: Vec<OfLayer>,
     touched: Vec<Touched>,
     save: Save,
 }
@@ -162,6 +168,12 @@ impl Pool {
     /// The planes of a part of copies from the host: see [`Config::bring_layers`].
     pub(super) fn up(&self, part: usize) -> &[(Plane, Plane)] {
         self.host.up.get(part).map_or(&[], Vec::as_slice)
+    }
+
+    /// The planes of one layer of copies from the host; none for another group's layer.
+    pub(super) fn of_layer(&self, layer: u32) -> &[(Plane, Plane)] {
+        let found = self.host.layers.iter().find(|(own, _)| *own == layer);
+        found.map_or(&[], |(_, planes)| planes.as_slice())
     }
 
     /// Bytes of a page.
@@ -279,15 +291,26 @@ impl Pool {
     /// Takes a host page and notes the copy of a device page to it. It evicts the host page that was used longest ago,
     /// if needed.
     pub(super) fn move_out(&mut self, page: u32, moves: &mut Moves) -> Result<Option<u32>> {
-        if self.host.pages.free() == 0 {
-            let Some((_, host)) = self.directory.evict_host() else { return Ok(None) };
-            self.give_host_back(host.0, moves)?;
-        }
-        let Some(host) = self.host.pages.take() else { return Ok(None) };
+        let Some(host) = self.take_host(moves)? else { return Ok(None) };
         moves.note(self.group, page, host);
         let number = moves.down.next();
         (self.host.touched[host as usize].down, self.touched[page as usize].down) = (number, number);
         Ok(Some(host))
+    }
+
+    /// Takes a host page. It evicts the one that was used longest ago, if needed.
+    pub(super) fn take_host(&mut self, moves: &mut Moves) -> Result<Option<u32>> {
+        if self.host.pages.free() == 0 {
+            let Some((_, host)) = self.directory.evict_host() else { return Ok(None) };
+            self.give_host_back(host.0, moves)?;
+        }
+        Ok(self.host.pages.take())
+    }
+
+    /// The last copies that touched a host page: down and up.
+    pub(super) fn host_touched(&self, host: u32) -> (u64, u64) {
+        let Touched { down, up } = self.host.touched[host as usize];
+        (down, up)
     }
 
     /// Gives back a host page, and forgets a copy to it that is noted.
@@ -442,14 +465,14 @@ impl Pool {
         }
     }
 
-    /// Keeps a page for a copy that reads it.
+    /// Keeps a page for a copy that reads it, or for a writer from afar.
     pub(super) fn keep(&mut self, page: u32) -> Result<()> {
         self.share(page)?;
         self.promise(Need::COPIED);
         Ok(())
     }
 
-    /// Gives back a page that a copy has read.
+    /// Gives back a page that a copy has read, or that no writer reaches any more.
     pub(super) fn let_go(&mut self, page: u32) -> Result<()> {
         self.forgo(Need::COPIED);
         self.release(page)
@@ -478,11 +501,11 @@ impl Pool {
     }
 
     /// Checks the owners of every page against `owners`, which the sequences' pages were counted in, what was
-    /// promised, and that parked sequences own `parked` host pages.
+    /// promised, and that sequences and aborts have `own_pages` host pages for themselves.
     ///
     /// # Errors
     /// [`Kind::Internal`].
-    pub(super) fn validate(&self, owners: &[u32], promised: Promised, parked: u32) -> Result<()> {
+    pub(super) fn validate(&self, owners: &[u32], promised: Promised, own_pages: u32) -> Result<()> {
         self.pages.validate()?;
         self.host.pages.validate()?;
         self.directory.validate()?;
@@ -500,7 +523,7 @@ impl Pool {
         if idle != self.idle {
             return wrong("the pages that the directory alone owns");
         }
-        if (blocks, host) != (self.directory.on_device(), self.directory.on_host() + parked) {
+        if (blocks, host) != (self.directory.on_device(), self.directory.on_host() + own_pages) {
             return wrong("the pages that the directory names");
         }
         match (0..).zip(owners).all(counted) {
@@ -530,10 +553,35 @@ impl Host {
             pages: Pages::new(HOST_NAME, count)?,
             down,
             up,
+            layers: layers(config, group, planes, memory)?,
             touched: filled(count as usize, Touched::default(), "cache", HOST_NAME)?,
             save: config.save,
         })
     }
+}
+
+/// Of each layer of a group where its rows are in the host pages, and where they are in the device pages.
+fn layers(config: &Config, group: usize, planes: &[Plane], memory: Option<Slice>) -> Result<Vec<OfLayer>> {
+    let own = config.shape.groups.get(group).map_or(&[][..], |group| group.layers.as_slice());
+    let mut layers = vector(own.len(), "cache", "planes")?;
+    for layer in own.iter().filter(|_| memory.is_some()) {
+        let mut of_layer = vector(2, "cache", "planes")?;
+        for run in 0..2 {
+            let (Some(to), Some(from)) = (config.view(*layer, run), config.host_view(*layer, run)) else {
+                continue;
+            };
+            let bytes = to.row * u64::from(config.shape.page_tokens);
+            let plane = |memory: Slice, view: View| {
+                let memory = memory.part(view.offset, memory.bytes() - view.offset)?;
+                Ok(Plane { memory, stride: view.stride, bytes })
+            };
+            if let (Some(memory), Some(target)) = (memory, planes.get(to.plane)) {
+                of_layer.push((plane(memory, from)?, plane(target.memory, to)?));
+            }
+        }
+        layers.push((*layer, of_layer));
+    }
+    Ok(layers)
 }
 
 /// What a group's tiers hold, in pages.
@@ -547,6 +595,7 @@ pub struct TierStats {
     pub saved: u32,
     /// Gauge: free pages of the host's tier.
     pub free_host_pages: u32,
-    /// Gauge: pages of the host's tier that parked sequences have for themselves: those of them that are not published.
+    /// Gauge: pages of the host's tier that sequences have for themselves: those of parked ones that are not published,
+    /// those of arriving ones, and those that are withheld after an abort.
     pub parked: u32,
 }

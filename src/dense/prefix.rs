@@ -20,9 +20,10 @@
 use crate::dense::Cache;
 use crate::dense::admit::Open;
 use crate::dense::held::Held;
+use crate::dense::line::Coming;
 use crate::dense::named::Named;
 use crate::dense::pool::Pool;
-use crate::dense::record::{Record, State};
+use crate::dense::record::{Record, State, Way};
 use crate::dense::shape::{GROUPS_MAX, Shape};
 use crate::device::{Stream, Ticket};
 use crate::error::{Error, Kind, Result};
@@ -93,10 +94,22 @@ impl Cache {
 
     /// How much of a prompt [`Cache::open_shared`] would find now. Changes nothing, not even the order of use.
     pub fn find(&self, names: &Names) -> Found {
+        self.find_before(names, 0)
+    }
+
+    /// How much of a prompt of `prompt` tokens [`Cache::arrive_shared`] would find now. It may be more than
+    /// [`Cache::find`] says: a group with a sliding window needs only the pages that a query behind the prompt reads.
+    pub fn find_arriving(&self, names: &Names, prompt: u32) -> Found {
+        self.find_before(names, prompt)
+    }
+
+    /// What is found for a sequence none of whose queries is before `floor`, nor before the end of what is found.
+    fn find_before(&self, names: &Names, floor: u32) -> Found {
         let page_tokens = self.config.shape.page_tokens;
-        let pages = self.found_pages(&names.blocks);
+        let pages = self.found_pages(&names.blocks, floor);
         let of_host = (0..pages).filter(|block| {
-            let needed = (0..self.pools.len()).filter(|group| *block >= self.first_needed(*group, pages));
+            let first = |group: &usize| self.first_needed(*group, pages, floor);
+            let needed = (0..self.pools.len()).filter(|group| *block >= first(group));
             let name = names.blocks.get(*block as usize);
             needed.into_iter().any(|group| {
                 let found = name.and_then(|name| self.pools[group].find(name));
@@ -106,13 +119,14 @@ impl Cache {
         Found { tokens: pages * page_tokens, host_tokens: of_host.count() as u32 * page_tokens }
     }
 
-    /// The first page of a group that a query behind `pages` pages reads.
-    fn first_needed(&self, group: usize, pages: u32) -> u32 {
-        self.config.first_block(group, pages.saturating_mul(self.config.shape.page_tokens)).min(pages)
+    /// The first page of a group that a query behind `pages` pages and not before `floor` reads.
+    fn first_needed(&self, group: usize, pages: u32, floor: u32) -> u32 {
+        let behind = pages.saturating_mul(self.config.shape.page_tokens);
+        self.config.first_block(group, behind.max(floor)).min(pages)
     }
 
     /// The most leading pages that every group has, or those of its window.
-    fn found_pages(&self, blocks: &[BlockHash]) -> u32 {
+    fn found_pages(&self, blocks: &[BlockHash], floor: u32) -> u32 {
         let (mut runs, mut most) = ([0_u32; GROUPS_MAX], 0);
         for (pages, block) in (1_u32..).zip(blocks) {
             let mut all = true;
@@ -121,7 +135,7 @@ impl Cache {
                 if *run == 0 && !self.config.slides(group) {
                     return most;
                 }
-                all &= *run >= pages - self.first_needed(group, pages);
+                all &= *run >= pages - self.first_needed(group, pages, floor);
             }
             if all {
                 most = pages;
@@ -142,44 +156,56 @@ impl Cache {
     /// As [`Cache::open`]; [`Kind::OutOfRange`] for names of more tokens than the prompt has. An error takes nothing.
     /// If the device refuses the call half-way, [`Cache::reap`] frees the pages later.
     pub fn open_shared(&mut self, open: &Open, names: &Names, stream: Stream) -> Result<Opened> {
+        self.open_as(open, Some(names), None, stream)
+    }
+
+    /// Opens a sequence whose steps compute its prompt, or one that arrives in a way.
+    pub(super) fn open_as(
+        &mut self,
+        open: &Open,
+        names: Option<&Names>,
+        way: Option<Way>,
+        stream: Stream,
+    ) -> Result<Opened> {
         let page_tokens = self.config.shape.page_tokens;
-        if names.blocks.len() as u64 * u64::from(page_tokens) > u64::from(open.prompt) {
+        let blocks = names.map_or(&[][..], |names| names.blocks.as_slice());
+        if blocks.len() as u64 * u64::from(page_tokens) > u64::from(open.prompt) {
             return Err(Error::new(Kind::OutOfRange, "open")
                 .at("names of more tokens than the prompt has")
-                .with("pages", names.blocks.len() as u64)
+                .with("pages", blocks.len() as u64)
                 .with("prompt", open.prompt));
         }
         let (index, tokens) = self.admit(open)?;
         let reach = self.config.reach(tokens)?;
-        let found = self.find(names);
-        let pages = found.tokens / page_tokens;
-        let blocks = &names.blocks[..pages as usize];
-        let mut held = vector(self.pools.len(), "open", "page tables")?;
-        for (group, pool) in self.pools.iter().enumerate() {
-            let (need, first) = (self.need(group, reach), self.first_needed(group, pages));
-            // A page that is shared is not taken; nor can it be evicted for another one.
-            let on_device = blocks[first as usize..].iter().filter_map(|block| pool.find(block)?.device);
-            let (shared, idle) = on_device
-                .fold((0, 0), |(shared, idle), page| (shared + 1, idle + u32::from(pool.is_idle(page.0))));
-            pool.check(&self.config, need, need.whole - shared + idle)?;
-            held.push(Held::new(need)?);
-        }
-        let mut named = Named::new(names.hasher, self.config.pages(reach))?;
-        named.blocks.extend(blocks.iter().map(|block| (*block, 0)));
+        // Its first query comes behind the prompt if that arrives, else behind the prefix.
+        let before = if way.is_some() { open.prompt } else { 0 };
+        let found = names.map_or(Found::default(), |names| self.find_before(names, before));
+        let (pages, floor) = (found.tokens / page_tokens, before.max(found.tokens));
+        let blocks = &blocks[..pages as usize];
+        let held = self.admit_shared(blocks, floor, reach)?;
+        let mut named = names.map(|names| Named::new(names.hasher, self.config.pages(reach))).transpose()?;
+        named.iter_mut().for_each(|named| named.blocks.extend(blocks.iter().map(|block| (*block, 0))));
         let mut pairs = vector(self.pools.len(), "open", "copies of pages")?;
         for _ in 0..self.pools.len() {
             pairs.push(vector(pages as usize, "open", "copies of pages")?);
         }
+        let arriving = way.map(|way| self.admit_arriving(way, open.prompt, pages)).transpose()?;
         self.flush(stream)?;
         let sequence = self.enter(index, (open.prompt, tokens), held);
         let record = &mut self.records[index];
-        record.names = Some(named);
+        record.names = named;
         (record.rows.committed, record.rows.stored, record.rows.upper) =
             (found.tokens, found.tokens, found.tokens);
-        (record.start, record.floor) = (Some(found.tokens), found.tokens);
+        (record.start, record.floor) = (Some(found.tokens), floor);
+        if let Some(arriving) = arriving {
+            (record.arriving, record.state) = (arriving, State::Arriving);
+        }
         let brought = self.share_blocks(index, pages, &mut pairs, stream);
         let brought = self.unpin(index).and(brought);
-        let settled = brought.and_then(|number| self.settle_coming(index, number, stream));
+        let settled = brought.and_then(|number| match self.records[index].state {
+            State::Arriving => self.settle_arriving(index, number, stream),
+            _ => self.settle_coming(index, number, stream),
+        });
         match settled.and_then(|ticket| self.name_pages(index).map(|()| ticket)) {
             Ok(ticket) => Ok(Opened { sequence, found, ticket }),
             Err(error) => {
@@ -189,6 +215,22 @@ impl Cache {
                 Err(error)
             }
         }
+    }
+
+    /// Checks that a sequence of `reach` tokens that shares `blocks` can be admitted, if no query is before `floor`.
+    fn admit_shared(&self, blocks: &[BlockHash], floor: u32, reach: u32) -> Result<Vec<Held>> {
+        let mut held = vector(self.pools.len(), "open", "page tables")?;
+        for (group, pool) in self.pools.iter().enumerate() {
+            let need = self.need(group, reach);
+            let first = self.config.first_block(group, floor) as usize;
+            // A page that is shared is not taken; nor can it be evicted for another one.
+            let on_device = blocks.iter().skip(first).filter_map(|block| pool.find(block)?.device);
+            let (shared, idle) = on_device
+                .fold((0, 0), |(shared, idle), page| (shared + 1, idle + u32::from(pool.is_idle(page.0))));
+            pool.check(&self.config, need, need.whole - shared + idle)?;
+            held.push(Held::new(need)?);
+        }
+        Ok(held)
     }
 
     /// Gives a sequence the first `pages` pages, from the device or from the host, and all others that admission takes
@@ -201,9 +243,9 @@ impl Cache {
         stream: Stream,
     ) -> Result<u64> {
         // First those that are there, so that no other page evicts them.
-        let mut filled = 0;
+        let (mut filled, floor) = (0, self.records[index].floor);
         for group in 0..self.pools.len() {
-            let (first, pool) = (self.first_needed(group, pages), &mut self.pools[group]);
+            let (first, pool) = (self.config.first_block(group, floor), &mut self.pools[group]);
             let Some(named) = &mut self.records[index].names else { continue };
             for (name, groups) in named.blocks.iter_mut().skip(first as usize) {
                 match pool.use_block(name)? {
@@ -216,12 +258,15 @@ impl Cache {
             }
         }
         for (group, pairs) in pairs.iter_mut().enumerate() {
-            let first = self.first_needed(group, pages);
+            let first = self.config.first_block(group, floor);
             for block in 0..pages {
                 self.take_block(index, group, block, block < first, pairs)?;
             }
         }
         self.take_whole(index)?;
+        if self.records[index].state == State::Arriving {
+            self.take_arriving(index)?;
+        }
         for (group, held) in self.records[index].held.iter().enumerate() {
             self.tables.write(group, index, 0, held.pages())?;
         }
@@ -258,7 +303,7 @@ impl Cache {
             return Ok(Ticket::done());
         }
         let ticket = self.settle(index, stream)?;
-        self.records[index].coming = number;
+        self.records[index].coming = Coming::batch(number);
         Ok(ticket)
     }
 
@@ -295,8 +340,9 @@ impl Cache {
     /// Ends the keeping of host pages whose copies are enqueued, or never will be.
     fn unpin(&mut self, index: usize) -> Result<()> {
         for group in 0..self.pools.len() {
-            let Some(named) = &self.records[index].names else { continue };
-            let first = self.first_needed(group, named.pages());
+            let Record { names, floor, .. } = &self.records[index];
+            let Some(named) = names else { continue };
+            let first = self.config.first_block(group, *floor);
             for (name, groups) in named.blocks.iter().skip(first as usize) {
                 if groups & 1 << group == 0 {
                     self.pools[group].unpin(name)?;

@@ -13,6 +13,7 @@
 //! - `floor` is a position that every later query is at or beyond. The pages before its window can be given back.
 
 use crate::dense::held::Held;
+use crate::dense::line::Coming;
 use crate::dense::named::Named;
 use crate::dense::pool::Need;
 use crate::device::{Outcome, Stream, Ticket};
@@ -26,6 +27,7 @@ use crate::step::RowInFlight;
 pub(super) enum State {
     #[default]
     Free,
+    Arriving,
     Running,
     Truncating,
     Parked,
@@ -51,6 +53,8 @@ pub(super) struct Record {
     /// Pages that a copy for this sequence reads, with their groups. It owns them until the copy has ended, so that no
     /// other sequence writes to them meanwhile.
     pub(super) copied: Vec<Copied>,
+    /// What has come of it, while it arrives.
+    pub(super) arriving: Arriving,
     /// Its pages while it is parked, by group and block.
     pub(super) parked: Vec<Parked>,
     /// The block hashes of its published pages; none if its token ids are unknown.
@@ -60,9 +64,9 @@ pub(super) struct Record {
     /// The number of the last copy down that touched a page which it took, or whose rows change: its work comes after
     /// that.
     pub(super) after: u64,
-    /// The batch of copies up with which its last page comes back; 0 once a step waits for it. It is then the last work
-    /// that the host has issued for the sequence.
-    pub(super) coming: u64,
+    /// The copies up with which its last pages come; none once a step waits for them. They are then the last work that
+    /// the host has issued for the sequence.
+    pub(super) coming: Coming,
     pub(super) rows: RowCounts,
     pub(super) start: Option<u32>,
     pub(super) floor: u32,
@@ -70,6 +74,44 @@ pub(super) struct Record {
     /// The rows that were enqueued before its first failed step; the steps behind that one fail too.
     pub(super) failed_at: Option<u64>,
     pub(super) work: HostWork,
+}
+
+/// How the rows of a sequence that arrives come to the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Way {
+    /// The transfer writes them to the device pages of the sequence.
+    #[default]
+    Direct,
+    /// The transfer writes them to pages of the host's tier, and the cache copies each layer up
+    /// ([`Cache::bring_layer`](crate::dense::Cache::bring_layer)).
+    Host,
+}
+
+/// What has come of a sequence that arrives.
+#[derive(Debug, Default)]
+pub(super) struct Arriving {
+    pub(super) way: Way,
+    /// Leading pages that the cache had: nothing is written to them.
+    pub(super) shared: u32,
+    /// Of each layer how many rows are in place.
+    pub(super) filled: Vec<u32>,
+    /// Through the host, of each layer the number of the copy that brings it up, once that is enqueued; 0 for one
+    /// without pages.
+    pub(super) brought: Vec<Option<u64>>,
+    /// Through the host, for each group its host pages and the device pages that they are copied to, by block.
+    pub(super) pairs: Vec<Vec<(u32, u32)>>,
+}
+
+impl Arriving {
+    /// How many host pages it has in a group.
+    pub(super) fn host_pages(&self, group: usize) -> u32 {
+        self.pairs.get(group).map_or(0, |pairs| pairs.len() as u32)
+    }
+
+    /// Rows that every layer has.
+    pub(super) fn whole(&self) -> u32 {
+        self.filled.iter().copied().min().unwrap_or(0)
+    }
 }
 
 /// A page that is copied to another page of its group.
@@ -225,7 +267,13 @@ impl Record {
             return Ok(());
         }
         let (place, hint) = match self.state {
-            State::Running => ("the sequence is running", "only a parked sequence can be resumed"),
+            State::Running => (
+                "the sequence is running",
+                "only one that arrives joins or is aborted, and only a parked one is resumed",
+            ),
+            State::Arriving => {
+                ("the sequence is arriving", "join it when all layers have all rows, or close it")
+            }
             State::Parked => ("the sequence is parked", "resume it, or close it"),
             State::Truncating => ("the device refused a truncate half-way", "truncate it again, or close it"),
             State::Failed => {

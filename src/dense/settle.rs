@@ -57,7 +57,8 @@ impl Cache {
         self.device.record(self.ready[index], stream)?;
         let Record { work, coming, .. } = &mut self.records[index];
         work.ticket = Some(ticket.clone());
-        (work.unsettled, work.stepped, *coming) = (None, false, 0);
+        (work.unsettled, work.stepped) = (None, false);
+        coming.clear();
         Ok(ticket)
     }
 

@@ -3,7 +3,6 @@
 //! A step's begin on the device fills the micro-batch's tensors (`tables`). Attention and the writes of new rows are
 //! the engine's. So a step is three calls, whatever the number of layers.
 
-use crate::dense::line::Arrivals;
 use crate::dense::pool::NULL_PAGE;
 use crate::dense::record::{Record, State};
 use crate::dense::{Cache, Tensors};
@@ -67,17 +66,19 @@ impl Cache {
                 return Err(error);
             }
         };
-        let coming = rows.iter().map(|row| self.records[row.sequence.index as usize].coming).max();
+        let arrivals = &mut self.arrivals[micro_batch.index()];
+        arrivals.clear();
         // In one part, the begin has waited for it.
-        let coming = coming.filter(|_| self.config.parts() > 1);
-        self.arrivals[micro_batch.index()] = Arrivals { number: coming.unwrap_or(0), parts: 0 };
+        for row in rows.iter().filter(|_| self.config.parts() > 1) {
+            arrivals.add(&self.records[row.sequence.index as usize].coming);
+        }
         for (at, row) in rows.iter().enumerate() {
             let index = row.sequence.index as usize;
             // The step's event comes after all work that was enqueued earlier.
             self.records[index].work.unsettled = None;
             self.release_held(index)?;
             let record = &mut self.records[index];
-            record.coming = 0;
+            record.coming.clear();
             record.floor = record.next_floor(row.accepted);
             record.start = record.next_start(row.accepted);
             let in_flight = record.steps.begin_flight(&mut record.rows, row, micro_batch);
@@ -270,12 +271,12 @@ impl Cache {
         self.moves.down.wait(after, stream, &*self.device)?;
         let sequences = rows.iter().map(|row| row.sequence.index as usize);
         if self.config.parts() == 1 {
-            let coming = sequences.clone().map(|index| self.records[index].coming).max().unwrap_or(0);
+            let coming = sequences.clone().map(|index| self.records[index].coming.last).max().unwrap_or(0);
             self.moves.up.wait(coming, stream, &*self.device)?;
         }
         let follows = |index: &usize| {
             let Record { work, coming, .. } = &self.records[*index];
-            work.unsettled.is_some() || !work.stepped && *coming == 0
+            work.unsettled.is_some() || !work.stepped && coming.last == 0
         };
         sequences.filter(follows).try_for_each(|index| self.order_behind(index, stream))
     }

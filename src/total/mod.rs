@@ -18,6 +18,7 @@ mod pool;
 mod prefix;
 mod recency;
 mod table;
+pub(crate) mod withheld;
 
 pub use blocks::{CAPACITY_MAX, Inserted};
 pub use directory::{Directory, Located, Victim};

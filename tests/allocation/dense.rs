@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use forebay::dense::{Cache, Config, Group, Open, Save, Shape};
+use forebay::dense::{Cache, Config, Group, Open, Save, Shape, Way};
 use forebay::device::{Device, Event, Slice, Stream};
 use forebay::{Accepted, BatchRow, Memory, MicroBatch, Sequence, Tokens};
 
@@ -103,5 +103,54 @@ pub fn steps(device: Arc<dyn Device>) -> u64 {
     assert!(copied > u64::from(TOKENS / 16), "{copied} pages went down");
     assert_eq!((after.tiers[1].free_host_pages, after.tiers[0].saved), (0, 0));
     own.cache.validate().unwrap();
+    calls
+}
+
+/// The allocations and frees while the rows of a sequence arrive through the host, layer by layer, and in its first
+/// step, which waits for each layer.
+pub fn arrival(device: Arc<dyn Device>) -> u64 {
+    let group = |layers: &[u32], window| Group { layers: layers.to_vec(), runs: [32, 32], window };
+    let groups = vec![group(&[1], None), group(&[0, 2], Some(33))];
+    let base = Config::new(Shape { page_tokens: 16, groups }, 1, PROMPT + 8);
+    let memory = Memory { huge: false, populate: true, lock: false, node: None };
+    let mut cache =
+        Cache::new(Config { bring_layers: 1, host_pages: vec![3; 2], memory, ..base }, Arc::clone(&device))
+            .unwrap();
+    let (stream, done) = (device.stream().unwrap(), device.event().unwrap());
+    let wait = || {
+        device.record(done, stream).unwrap();
+        device.synchronize(done).unwrap();
+    };
+    let mut calls = 0;
+    for _ in 0..3 {
+        let open = Open { prompt: PROMPT, promised: 8 };
+        let (sequence, _ticket) = cache.arrive(&open, Way::Host, stream).unwrap();
+        wait();
+        calls = counted(|| {
+            for layer in [2, 0, 1] {
+                for (block, run) in (0..3).flat_map(|block| [(block, 0), (block, 1)]) {
+                    cache.store(sequence, (layer, run), block, 0, &[7; 16 * 32]).unwrap();
+                }
+                cache.append_layer_in_place(sequence, layer, PROMPT).unwrap();
+                cache.bring_layer(sequence, layer, stream).unwrap();
+            }
+        });
+        let _ticket = cache.join(sequence, stream).unwrap();
+        let row = BatchRow { sequence, accepted: Accepted::Rows(0), query_rows: 1 };
+        calls += counted(|| {
+            let mut step = cache.prepare(MicroBatch(0), &[row], None, stream).unwrap();
+            (0..3).for_each(|layer| cache.arrived(&step, layer, stream).unwrap());
+            cache.finish(&mut step, stream).unwrap();
+            let mut left = Some(step);
+            while let Some(step) = left.take() {
+                if let Err(unretired) = cache.retire(step, stream) {
+                    left = Some(unretired.step.unwrap());
+                }
+            }
+        });
+        cache.close(sequence, stream).unwrap();
+        wait();
+        assert_eq!(cache.reap(stream).unwrap(), 0);
+    }
     calls
 }

@@ -10,10 +10,10 @@ use forebay::device::{Slice, Stream};
 use forebay::{Accepted, BatchRow, Kind, Memory, MicroBatch, Result, Sequence, Step, Tokens};
 
 type Change = fn(&mut Config);
-type Numbers<'a> = &'a [(&'static str, u64)];
+pub type Numbers<'a> = &'a [(&'static str, u64)];
 
 /// Two groups, the second with a window of 17 tokens, for three sequences.
-fn config() -> Config {
+pub fn config() -> Config {
     let group = |layers: &[u32], runs, window| Group { layers: layers.to_vec(), runs, window };
     let groups = vec![group(&[1], [32, 16], None), group(&[0, 2], [16, 0], Some(17))];
     let mut config = Config {
@@ -29,22 +29,22 @@ fn config() -> Config {
     config
 }
 
-struct Rig {
-    device: Arc<TestDevice>,
-    cache: Cache,
-    stream: Stream,
+pub struct Rig {
+    pub device: Arc<TestDevice>,
+    pub cache: Cache,
+    pub stream: Stream,
     accepted: Slice,
 }
 
 impl Rig {
-    fn new(config: Config) -> Rig {
+    pub fn new(config: Config) -> Rig {
         let device = TestDevice::new(HostOptions::default());
         let cache = Cache::new(config, device.device()).unwrap();
         let (stream, accepted) = (device.stream().unwrap(), device.allocate(8).unwrap());
         Rig { device, cache, stream, accepted }
     }
 
-    fn open(&mut self, prompt: u32, promised: u32) -> Sequence {
+    pub fn open(&mut self, prompt: u32, promised: u32) -> Sequence {
         self.cache.open(&Open { prompt, promised }).unwrap()
     }
 
@@ -59,7 +59,7 @@ impl Rig {
     }
 
     #[track_caller]
-    fn refuses<T: Debug>(
+    pub fn refuses<T: Debug>(
         &mut self,
         sequences: &[Sequence],
         call: impl FnOnce(&mut Rig) -> Result<T>,
@@ -73,7 +73,7 @@ impl Rig {
         assert_eq!(self.seen(sequences), before, "{error}");
     }
 
-    fn prepare(&mut self, micro: u32, rows: &[BatchRow]) -> Result<Step> {
+    pub fn prepare(&mut self, micro: u32, rows: &[BatchRow]) -> Result<Step> {
         self.cache.prepare(MicroBatch(micro), rows, None, self.stream)
     }
 
@@ -94,7 +94,7 @@ impl Rig {
     }
 }
 
-fn row(sequence: Sequence, accepted: u32, query_rows: u32) -> BatchRow {
+pub fn row(sequence: Sequence, accepted: u32, query_rows: u32) -> BatchRow {
     BatchRow { sequence, accepted: Accepted::Rows(accepted), query_rows }
 }
 
@@ -421,8 +421,8 @@ fn a_cache_with_sequences_does_not_shut_down_and_one_without_a_hosts_tier_saves_
     let before = rig.seen(&[sequence]);
     let Rig { device, cache, stream, accepted } = rig;
     let (cache, error) = cache.shut_down().unwrap_err();
-    let numbers: Numbers<'_> = &[("sequences", 1), ("steps", 1)];
-    assert_eq!((error.kind(), error.place()), (Kind::Busy, "sequences or steps are left"));
+    let numbers: Numbers<'_> = &[("sequences", 1), ("steps", 1), ("withheld", 0)];
+    assert_eq!((error.kind(), error.place()), (Kind::Busy, "sequences, steps or withheld pages are left"));
     assert_eq!(error.numbers(), numbers);
     let mut rig = Rig { device, cache: *cache, stream, accepted };
     assert_eq!(rig.seen(&[sequence]), before);

@@ -3,10 +3,12 @@
 //! Numbers are small, or as large as possible, and handles may be closed ones. After each call the cache is valid, and
 //! an error is one that a caller can cause. At the end everything is closed, and every page is free again.
 
-use forebay::dense::{Cache, Config, Group, Open, Shape};
+use forebay::dense::{Cache, Config, Group, Open, Shape, Way};
 use forebay::device::host::{HostDevice, HostOptions};
 use forebay::device::{Device, Stream};
-use forebay::{Accepted, BatchRow, Error, Kind, Memory, MicroBatch, Result, Sequence, Step, Tokens};
+use forebay::{
+    Accepted, BatchRow, Error, Kind, Memory, MicroBatch, Result, Sequence, Step, Tokens, Withheld,
+};
 
 /// The bytes as numbers.
 struct Numbers<'a>(std::slice::Iter<'a, u8>);
@@ -32,6 +34,8 @@ struct Caller {
     stream: Stream,
     sequences: Vec<Sequence>,
     steps: Vec<Step>,
+    /// Aborts, those that were released too.
+    withheld: Vec<Withheld>,
     /// Calls that were not refused.
     done: u32,
 }
@@ -50,7 +54,7 @@ impl Caller {
         let device = HostDevice::new(HostOptions::default());
         let stream = device.stream().unwrap();
         let cache = Cache::new(config, device).unwrap();
-        Caller { cache, stream, sequences: Vec::new(), steps: Vec::new(), done: 0 }
+        Caller { cache, stream, sequences: Vec::new(), steps: Vec::new(), withheld: Vec::new(), done: 0 }
     }
 
     fn sequence(&self, numbers: &mut Numbers<'_>) -> Option<Sequence> {
@@ -59,7 +63,7 @@ impl Caller {
 
     /// One call. Its sequence is one that was opened, though it may be closed.
     fn call(&mut self, numbers: &mut Numbers<'_>) -> Result<()> {
-        let (kind, stream) = (numbers.byte() % 24, self.stream);
+        let (kind, stream) = (numbers.byte() % 34, self.stream);
         let Some(sequence) = self.sequence(numbers).filter(|_| kind > 2) else {
             let open = Open { prompt: numbers.below(80), promised: numbers.below(30) };
             let names = self.cache.names(b"", Tokens::new(&IDS[..80]))?;
@@ -70,6 +74,9 @@ impl Caller {
             self.sequences.push(sequence);
             return Ok(());
         };
+        if kind > 23 {
+            return self.arrive(kind, sequence, numbers);
+        }
         match kind {
             3 => self.cache.extend(sequence, numbers.below(90), numbers.below(20)),
             4 => {
@@ -95,6 +102,49 @@ impl Caller {
             19 => self.cache.arrived(self.steps.last().ok_or_else(none)?, numbers.below(4), stream),
             20 => self.cache.finish(self.steps.last_mut().ok_or_else(none)?, stream),
             _ => self.retire(numbers.byte() as usize),
+        }
+    }
+
+    /// A call of an arrival.
+    fn arrive(&mut self, kind: u32, sequence: Sequence, numbers: &mut Numbers<'_>) -> Result<()> {
+        let stream = self.stream;
+        match kind {
+            24 | 25 => {
+                let open = Open { prompt: numbers.below(80), promised: numbers.below(30) };
+                let names = self.cache.names(b"", Tokens::new(&IDS[..80]))?;
+                let way = if numbers.byte() < 128 { Way::Direct } else { Way::Host };
+                let arrived = match kind {
+                    24 => self.cache.arrive(&open, way, stream)?.0,
+                    _ => self.cache.arrive_shared(&open, &names, way, stream)?.sequence,
+                };
+                self.sequences.push(arrived);
+                // Mostly it is whole at once.
+                let rows = open.prompt - self.cache.length(arrived)?.filled;
+                let whole = (0..3).filter(|_| numbers.byte() < 220);
+                whole.into_iter().try_for_each(|layer| self.cache.append_layer_in_place(arrived, layer, rows))
+            }
+            26 => {
+                let (layer, count) = (numbers.below(4), numbers.below(40));
+                self.cache.append_layer_in_place(sequence, layer, count)
+            }
+            27 => {
+                let of = (numbers.below(4), numbers.below(3) as usize);
+                let bytes = [7; 256];
+                let bytes = &bytes[..numbers.byte() as usize];
+                self.cache.store(sequence, of, numbers.below(6), numbers.below(256).into(), bytes)
+            }
+            28 => self.cache.bring_layer(sequence, numbers.below(4), stream),
+            29 | 30 => self.cache.join(sequence, stream).map(drop),
+            31 => {
+                self.withheld.push(self.cache.abort(sequence, stream)?);
+                Ok(())
+            }
+            32 => self.cache.host_pages(sequence, numbers.below(3) as usize).map(drop),
+            _ => {
+                let which = numbers.byte() as usize % self.withheld.len().max(1);
+                let withheld = self.withheld.get(which).copied().ok_or_else(none)?;
+                self.cache.release(withheld).map(drop)
+            }
         }
     }
 
@@ -152,6 +202,10 @@ impl Caller {
             if self.cache.length(sequence).is_ok() {
                 self.cache.close(sequence, self.stream).unwrap();
             }
+        }
+        for withheld in std::mem::take(&mut self.withheld) {
+            // It may have been released before.
+            drop(self.cache.release(withheld));
         }
         assert_eq!(self.cache.reap(self.stream).unwrap(), 0);
         self.cache.validate().unwrap();

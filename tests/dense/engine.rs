@@ -54,7 +54,7 @@ pub struct Kernels {
 }
 
 /// The bytes of a row.
-fn bytes(stamp: u64, layer: u32, run: usize, count: u64) -> Vec<u8> {
+pub fn bytes(stamp: u64, layer: u32, run: usize, count: u64) -> Vec<u8> {
     let word = stamp.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(layer) << 8 ^ run as u64;
     (0..count / 8).flat_map(|at| (word ^ at << 56).to_le_bytes()).collect()
 }

@@ -13,18 +13,18 @@ use forebay::{Accepted, BatchRow, Memory, MicroBatch, Result, Sequence, Step, To
 const PAGE: u32 = 16;
 
 /// A cache on a watched clock: what is enqueued runs when a scenario says so.
-struct Rig {
-    watch: Arc<Watch>,
+pub struct Rig {
+    pub watch: Arc<Watch>,
     clock: Arc<ClockDevice>,
-    cache: Cache,
+    pub cache: Cache,
     /// The streams of the two micro-batches, and two for copies.
-    streams: [Stream; 4],
+    pub streams: [Stream; 4],
     /// The calls so far, each with the number of its first wait.
     calls: Vec<(&'static str, u64)>,
 }
 
-const SIDE: usize = 2;
-const OTHER: usize = 3;
+pub const SIDE: usize = 2;
+pub const OTHER: usize = 3;
 
 impl Rig {
     /// With more than one layer pages come back layer by layer.
@@ -47,18 +47,18 @@ impl Rig {
         Rig { watch, clock, cache, streams, calls: Vec::new() }
     }
 
-    fn name(&mut self, call: &'static str) {
+    pub fn name(&mut self, call: &'static str) {
         self.calls.push((call, self.watch.waits()));
     }
 
     /// Everything that was enqueued runs to its end, and the host has learnt it.
-    fn run(&self) {
+    pub fn run(&self) {
         self.clock.run().unwrap();
         self.streams.iter().for_each(|stream| self.watch.ended(*stream));
     }
 
     /// The bytes of rows `from..to` of a sequence, in all layers.
-    fn rows(&self, sequence: Sequence, from: u32, to: u32) -> Vec<Slice> {
+    pub fn rows(&self, sequence: Sequence, from: u32, to: u32) -> Vec<Slice> {
         let layers = 0..self.cache.config().shape.layers() as u32;
         layers.flat_map(|layer| self.layer(sequence, layer, from, to)).collect()
     }
@@ -78,7 +78,7 @@ impl Rig {
     }
 
     /// A step of one sequence with `before` rows, and the engine's kernels: they write the new rows and read all.
-    fn step(
+    pub fn step(
         &mut self,
         call: &'static str,
         micro: u32,
@@ -105,13 +105,13 @@ impl Rig {
         Ok(step)
     }
 
-    fn retire(&mut self, step: Step) -> Result<()> {
+    pub fn retire(&mut self, step: Step) -> Result<()> {
         self.run();
         self.cache.retire(step, self.streams[0]).map(drop).map_err(|unretired| unretired.error)
     }
 
     /// A sequence with names whose prompt is `ids`; the first rows may come from a tier.
-    fn open(
+    pub fn open(
         &mut self,
         call: &'static str,
         ids: &[u32],
@@ -126,7 +126,7 @@ impl Rig {
     }
 
     /// A sequence of 40 tokens with its two full pages published.
-    fn published(&mut self, ids: &[u32]) -> Result<Sequence> {
+    pub fn published(&mut self, ids: &[u32]) -> Result<Sequence> {
         let (sequence, _) = self.open("opening", &ids[..32], 40, 0)?;
         let step = self.step("the prompt", 0, sequence, (0, 0), 40)?;
         self.retire(step)?;
@@ -142,13 +142,13 @@ impl Rig {
         others.into_iter().try_for_each(|other| self.close(other?.0, stream))
     }
 
-    fn save(&mut self, stream: usize) -> Result<()> {
+    pub fn save(&mut self, stream: usize) -> Result<()> {
         self.name("saving");
         assert!(self.cache.save(self.streams[stream], u64::MAX)? > 0);
         Ok(())
     }
 
-    fn close(&mut self, sequence: Sequence, stream: usize) -> Result<()> {
+    pub fn close(&mut self, sequence: Sequence, stream: usize) -> Result<()> {
         self.name("closing");
         self.cache.close(sequence, self.streams[stream])
     }
@@ -156,12 +156,12 @@ impl Rig {
 
 /// Runs a scenario whole and without each wait. For each call with waits that matter: how many of its waits are missed.
 #[track_caller]
-fn missed(pages: (u32, u32), scenario: fn(&mut Rig) -> Result<()>) -> Vec<(&'static str, u32)> {
+pub fn missed(pages: (u32, u32), scenario: fn(&mut Rig) -> Result<()>) -> Vec<(&'static str, u32)> {
     missed_of(pages, 1, scenario)
 }
 
 #[track_caller]
-fn missed_of(
+pub fn missed_of(
     pages: (u32, u32),
     layers: u32,
     scenario: fn(&mut Rig) -> Result<()>,
@@ -186,7 +186,7 @@ fn missed_of(
     missed
 }
 
-const IDS: [u32; 48] = [7; 48];
+pub const IDS: [u32; 48] = [7; 48];
 
 /// The pages of a closed sequence are evicted for another, while they still go down.
 #[test]
