@@ -5,6 +5,8 @@
 mod bad;
 #[path = "transfer/conformance.rs"]
 mod conformance;
+#[path = "transfer/driven.rs"]
+mod driven;
 #[path = "transfer/ends.rs"]
 mod ends;
 #[path = "transfer/failures.rs"]

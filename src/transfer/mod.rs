@@ -29,7 +29,7 @@
 #[cfg(feature = "check")]
 pub mod conformance;
 mod digest;
-mod ends;
+pub mod ends;
 pub mod fabric;
 mod frames;
 mod ledger;

@@ -13,7 +13,7 @@ use crate::device::TestDevice;
 use forebay::dense::{Cache, Config, Open, Shape, Way};
 use forebay::device::Stream;
 use forebay::device::host::HostOptions;
-use forebay::transfer::receiver::{self, Mover, Wanted};
+use forebay::transfer::receiver::{self, Mover, Wanted, Where};
 use forebay::transfer::sender::{self, Computed, Source};
 use forebay::transfer::{
     Chunk, Component, Fence, Frame, LayerPlaces, Place, Rank, Receiver, Run, Sender, Side, Split, Stage,
@@ -191,7 +191,8 @@ impl Decode {
 }
 
 impl Mover for Decode {
-    fn fetch(&mut self, link: u32, _: Fence, origin: u64, run: &Run, into: &mut [u8]) -> Result<()> {
+    fn fetch(&mut self, link: u32, _: Fence, at: Where, run: &Run, into: &mut [u8]) -> Result<()> {
+        let Where::Origin { origin, .. } = at else { unreachable!("no sender writes from afar") };
         self.prefill[(link % SENDERS) as usize].bytes(origin, run, into);
         Ok(())
     }
@@ -359,7 +360,7 @@ impl World {
 struct Nothing;
 
 impl Mover for Nothing {
-    fn fetch(&mut self, _: u32, _: Fence, _: u64, run: &Run, _: &mut [u8]) -> Result<()> {
+    fn fetch(&mut self, _: u32, _: Fence, _: Where, run: &Run, _: &mut [u8]) -> Result<()> {
         panic!("{run:?}")
     }
 

@@ -6,7 +6,7 @@ use forebay::Kind;
 use forebay::transfer::{Fence, Frame, Reason, receiver, sender};
 
 use crate::frame_bytes::sum;
-use crate::pair::{LAYERS, PAGE, Pair, RECEIVING, SENDING, millis};
+use crate::pair::{LAYERS, PAGE, Pair, RECEIVING, ROW, SENDING, millis};
 
 /// The frames of a kind among those that one end has said.
 fn kinds(frames: &[(Duration, Vec<u8>)], kind: u8) -> usize {
@@ -75,6 +75,28 @@ fn a_short_prompt_is_told_in_one_notice_when_it_is_finished_and_a_long_one_at_on
         }
         pair.check_rows(fence, 0..tokens);
         pair.check_nothing_left(&[fence]);
+    }
+}
+
+/// What a stream keeps for a frame is bounded: parts are cut, and notices take no more of them.
+#[test]
+fn a_notice_tells_no_more_bytes_of_rows_than_its_bound() {
+    const ROWS: usize = 5;
+    let bytes = |frame: &Vec<u8>| match Frame::decode(frame).unwrap() {
+        Frame::Notice(notice) => Some(notice.parts().map(|part| part.tokens.len() * ROW).sum::<usize>()),
+        _ => None,
+    };
+    for (bound, least) in [(ROWS * ROW, 9), (1, 33), (1 << 20, 1)] {
+        let options = sender::Options { notice_bytes: bound as u64, ..SENDING };
+        let mut pair = Pair::new(false, options, RECEIVING);
+        let fence = pair.grant(4, 11);
+        pair.settle();
+        pair.send(4, 11);
+        pair.settle();
+        let told: Vec<usize> = pair.sent.iter().filter_map(|(_, frame)| bytes(frame)).collect();
+        assert!(told.len() >= least && told.iter().all(|told| *told <= bound.max(ROW)), "{bound}: {told:?}");
+        assert!(pair.is_whole(fence));
+        pair.check_rows(fence, 0..11);
     }
 }
 
