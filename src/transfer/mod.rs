@@ -33,6 +33,7 @@ pub mod ends;
 pub mod fabric;
 mod frames;
 mod ledger;
+pub mod memory;
 #[cfg(feature = "check")]
 pub mod model;
 mod pairing;
