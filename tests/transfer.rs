@@ -21,6 +21,8 @@ mod ledger;
 mod machines;
 #[path = "transfer/map.rs"]
 mod map;
+#[path = "transfer/memory.rs"]
+mod memory;
 #[path = "transfer/models.rs"]
 mod models;
 #[path = "transfer/pair.rs"]
