@@ -31,7 +31,7 @@ impl Cache {
     /// # Errors
     /// [`Closed`](crate::Kind::Closed); [`InvalidState`](crate::Kind::InvalidState) for a sequence that is not
     /// arriving: close it; [`OutOfMemory`](crate::Kind::OutOfMemory) without memory for the list of pages; the device's
-    /// errors. The sequence is as before then. What the device refuses later [`Cache::reap`] does again.
+    /// errors. The sequence is arriving still then. What the device refuses later [`Cache::reap`] does again.
     pub fn abort(&mut self, sequence: Sequence, stream: Stream) -> Result<Withheld> {
         self.record(sequence)?.check_state(&[State::Arriving], "abort")?;
         let index = sequence.index as usize;

@@ -58,8 +58,9 @@ impl Cache {
     /// be the one of copies; work that is enqueued there behind this call may write to the pages without the ticket.
     ///
     /// # Errors
-    /// As [`Cache::open`]; also [`Kind::Exhausted`] with the group for host pages. An error takes nothing. If the
-    /// device refuses the call half-way, [`Cache::reap`] frees the pages later.
+    /// As [`Cache::open`]; also [`Kind::Exhausted`] with the group for host pages, and [`Kind::InvalidState`] for
+    /// [`Way::Host`] in a cache that has none. An error takes nothing. If the device refuses the call half-way,
+    /// [`Cache::reap`] frees the pages later.
     pub fn arrive(&mut self, open: &Open, way: Way, stream: Stream) -> Result<(Sequence, Ticket)> {
         let opened = self.open_as(open, None, Some(way), stream)?;
         Ok((opened.sequence, opened.ticket))
@@ -88,6 +89,11 @@ impl Cache {
         let rows = filled(layers, rows, "arrive", "rows of layers")?;
         let mut arriving = Arriving { way, shared, filled: rows, ..Arriving::default() };
         if way == Way::Host {
+            if self.config.host_pages.is_empty() {
+                return Err(Error::new(Kind::InvalidState, "arrive")
+                    .at("a cache without pages on the host")
+                    .hint("set Config::host_pages, or let the transfer write to device pages"));
+            }
             arriving.brought = filled(layers, None, "arrive", "copies of layers")?;
             arriving.pairs = vector(self.pools.len(), "arrive", "host pages")?;
             for (group, pool) in self.pools.iter().enumerate() {

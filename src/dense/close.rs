@@ -10,7 +10,8 @@ use crate::fallible::filled;
 use crate::ids::Sequence;
 
 impl Cache {
-    /// Closes a sequence. An engine also aborts a request with this call. The handle is closed at once. The cache frees
+    /// Closes a sequence. An engine also aborts a request with this call; one that arrives with [`Cache::abort`], if
+    /// others may still write to its pages. The handle is closed at once. The cache frees
     /// the pages when the last step that names the sequence has been retired and its last ticket has ended: in this
     /// call, in that retire, or in [`Cache::reap`]. `stream` must be ordered after the work that the engine has
     /// enqueued for the sequence outside of steps, because that may still read or write its pages.

@@ -70,7 +70,7 @@ pub struct Config {
     pub device_pages: Vec<u32>,
     /// Host pages of each group: the second tier, which keeps published pages that the device has no room for, the
     /// pages of parked sequences, and those of sequences that arrive through the host. At least those of `max_tokens`
-    /// tokens. Empty: no such tier, and nothing can be parked.
+    /// tokens. Empty: no such tier; nothing can be parked, and nothing arrives through the host.
     pub host_pages: Vec<u32>,
     /// When published pages are copied to the host's tier.
     pub save: Save,
@@ -155,6 +155,11 @@ impl Config {
                 .with("query_rows", self.query_rows)
                 .with("steps_in_flight", self.steps_in_flight)
         })
+    }
+
+    /// The layers that a sequence may bring up one by one: none without a host's tier.
+    pub(super) fn layers_up(&self) -> u32 {
+        if self.host_pages.is_empty() { 1 } else { self.shape.layers() as u32 }
     }
 
     /// The parts in which pages come back: [`Config::bring_layers`] layers each.

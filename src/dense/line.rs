@@ -4,7 +4,8 @@ use crate::device::{Device, Event, Stream};
 use crate::error::Result;
 use crate::fallible::{filled, vector};
 
-/// How many batches of a line have events of their own. A wait for an older batch is a wait for a newer one.
+/// How many batches of a line have events of their own, also where each layer is a batch (`arrive`). A wait for an older
+/// batch is a wait for a newer one.
 const BATCHES: u64 = 8;
 
 /// The copies in one direction, one behind the other, in *batches*. The parts of a batch end one after the other, and
@@ -24,10 +25,11 @@ pub(super) struct Line {
 }
 
 impl Line {
-    fn new(parts: u32, device: &dyn Device) -> Result<Line> {
-        let parts = u64::from(parts);
-        let events = (0..BATCHES * parts).map(|_| device.event()).collect::<Result<Vec<_>>>()?;
-        Ok(Line { events, parts, last: 0, seen: 0, unsettled: None })
+    /// `most` are the parts or batches that bring one sequence.
+    fn new(parts: u32, most: u32, device: &dyn Device) -> Result<Line> {
+        let events =
+            (0..BATCHES * u64::from(parts.max(most))).map(|_| device.event()).collect::<Result<Vec<_>>>()?;
+        Ok(Line { events, parts: parts.into(), last: 0, seen: 0, unsettled: None })
     }
 
     /// The number of the batch of all parts that is enqueued next.
@@ -189,13 +191,14 @@ pub(super) struct Moves {
 }
 
 impl Moves {
-    /// No copies, with room for one of each device page. Copies up have `parts` parts.
-    pub(super) fn new(device_pages: &[u32], parts: u32, device: &dyn Device) -> Result<Moves> {
+    /// No copies, with room for one of each device page. Copies up have `parts` parts, or bring one of `layers` layers.
+    pub(super) fn new(device_pages: &[u32], parts: u32, layers: u32, device: &dyn Device) -> Result<Moves> {
         let mut noted = vector(device_pages.len(), "cache", "copies of pages")?;
         for pages in device_pages {
             noted.push(vector(*pages as usize, "cache", "copies of pages")?);
         }
-        Ok(Moves { down: Line::new(1, device)?, up: Line::new(parts, device)?, noted, bytes: [0; 2] })
+        let (down, up) = (Line::new(1, 1, device)?, Line::new(parts, layers, device)?);
+        Ok(Moves { down, up, noted, bytes: [0; 2] })
     }
 
     /// Whether a copy is noted.
@@ -230,7 +233,7 @@ mod tests {
     fn only_the_batches_that_an_event_covers_have_passed() {
         let clock = ClockDevice::new(ClockOptions::default()).unwrap();
         let [first, held] = [(); 2].map(|()| clock.stream().unwrap());
-        let mut line = Line::new(2, &*clock).unwrap();
+        let mut line = Line::new(2, 1, &*clock).unwrap();
         let batch = |line: &mut Line, stream| {
             line.begin(stream, &*clock).unwrap();
             [false, true].into_iter().for_each(|is_last| line.end(is_last, stream, &*clock).unwrap());
@@ -255,12 +258,34 @@ mod tests {
         assert!(line.has_passed(all, &*clock));
     }
 
+    /// Layers that come one by one are batches of one part. Those of many sequences behind it do not hide the end of an
+    /// older one.
+    #[test]
+    fn a_layer_that_has_come_is_not_waited_for_because_others_come_behind_it() {
+        let clock = ClockDevice::new(ClockOptions::default()).unwrap();
+        let [first, held, reader] = [(); 3].map(|()| clock.stream().unwrap());
+        for layers in [1, 5] {
+            let mut line = Line::new(1, layers, &*clock).unwrap();
+            let number = line.mark(first, &*clock).unwrap();
+            clock.run().unwrap();
+            clock.hold(held).unwrap();
+            for _ in 0..BATCHES {
+                line.mark(held, &*clock).unwrap();
+            }
+            line.wait(number, reader, &*clock).unwrap();
+            // With as few events as batches the event is a newer batch's by now.
+            assert_eq!(is_reached(&clock, reader), layers == 5);
+            clock.let_go(held).unwrap();
+            clock.run().unwrap();
+        }
+    }
+
     /// A part is waited for alone, and the end of a batch covers what a refused call left of it on another stream.
     #[test]
     fn a_batch_comes_after_what_a_refused_call_left_of_it() {
         let clock = ClockDevice::new(ClockOptions::default()).unwrap();
         let [left, again, reader, other] = [(); 4].map(|()| clock.stream().unwrap());
-        let mut line = Line::new(2, &*clock).unwrap();
+        let mut line = Line::new(2, 1, &*clock).unwrap();
         clock.hold(left).unwrap();
         // The device refuses the rest of this batch, before its first part or behind it.
         let number = line.next();

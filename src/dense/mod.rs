@@ -249,7 +249,7 @@ impl Cache {
             page_tables: vector(config.micro_batches as usize, "cache", "page tables")?,
             sent: Sent::new(config.micro_batches, config.batch)?,
             ring,
-            moves: Moves::new(&config.device_pages, config.parts(), &*device)?,
+            moves: Moves::new(&config.device_pages, config.parts(), config.layers_up(), &*device)?,
             arrivals: vector(config.micro_batches as usize, "cache", "parts of a step")?,
             tier,
             withheld: WithheldPages::new(),

@@ -271,9 +271,10 @@ impl Record {
                 "the sequence is running",
                 "only one that arrives joins or is aborted, and only a parked one is resumed",
             ),
-            State::Arriving => {
-                ("the sequence is arriving", "join it when all layers have all rows, or close it")
-            }
+            State::Arriving => (
+                "the sequence is arriving",
+                "join it when all layers have all rows; abort it if others may still write to its pages, else close it",
+            ),
             State::Parked => ("the sequence is parked", "resume it, or close it"),
             State::Truncating => ("the device refused a truncate half-way", "truncate it again, or close it"),
             State::Failed => {

@@ -9,6 +9,7 @@ use crate::sync::unique;
 
 /// The pages of an aborted sequence, until the cache's `release` ([`Cache::release`](crate::Cache::release),
 /// [`dense::Cache::release`](crate::dense::Cache::release)). No other abort of the process has the same, in any cache.
+#[must_use = "its pages are never free again"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Withheld {
     cache: u32,

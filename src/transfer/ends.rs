@@ -9,8 +9,9 @@
 //! [`Polled::Lost`]; the fabric connects again. A connection without room is left alone until it has room: the frame
 //! that was refused is kept, one for each connection.
 //!
-//! **Bounds.** A poll takes at most [`EVENTS`] events of the fabric before it asks the machine, so an end that is
-//! flooded still keeps its deadlines.
+//! **Bounds.** A poll takes at most [`EVENTS`] events of the fabric, and at a receiver [`FRAMES`] frames, whose rows are
+//! moved meanwhile. If there may be more, it gives [`Polled::More`]: call it again, with the time that it is then. So an
+//! end that is flooded still keeps its deadlines, and tells the engine what has happened.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,6 +28,8 @@ use crate::transfer::sender::{self, Sender};
 pub enum Polled<E> {
     /// The machine says so.
     Event(E),
+    /// There may be more to do: poll again.
+    More,
     /// A connection is there. Requests of its other end can be granted once both have said hello.
     Connected {
         /// Its number.
@@ -41,8 +44,10 @@ pub enum Polled<E> {
     },
 }
 
-/// The most events of a fabric that a poll takes before it asks the machine.
+/// The most events of a fabric that a poll takes.
 pub const EVENTS: usize = 1 << 12;
+/// The most frames that a receiver's poll takes.
+pub const FRAMES: usize = 16;
 
 /// What became of a frame.
 enum Sent {
@@ -91,8 +96,12 @@ impl<F: SenderFabric> SendingEnd<F> {
     /// # Errors
     /// Those of [`Fabric::poll`](crate::transfer::fabric::Fabric::poll), and of [`Sender::poll`].
     pub fn poll(&mut self, now: Duration) -> Result<Option<Polled<sender::Event>>> {
+        let mut more = true;
         for _ in 0..EVENTS {
-            let Some(happened) = self.fabric.poll(&mut self.frame)? else { break };
+            let Some(happened) = self.fabric.poll(&mut self.frame)? else {
+                more = false;
+                break;
+            };
             if let Some(polled) = self.happened(happened) {
                 return Ok(Some(polled));
             }
@@ -102,7 +111,7 @@ impl<F: SenderFabric> SendingEnd<F> {
                 return Ok(Some(polled));
             }
         }
-        Ok(None)
+        Ok(more.then_some(Polled::More))
     }
 
     fn happened(&mut self, happened: Happened) -> Option<Polled<sender::Event>> {
@@ -236,12 +245,22 @@ impl<F: ReceiverFabric> ReceivingEnd<F> {
     pub fn poll(&mut self, now: Duration, store: &mut impl Store) -> Result<Option<Polled<receiver::Event>>> {
         // After an error it is said again.
         self.destroy()?;
+        let mut frames = 0;
         for _ in 0..EVENTS {
-            let Some(happened) = self.fabric.poll(&mut self.frame)? else { break };
+            let Some(happened) = self.fabric.poll(&mut self.frame)? else { return self.act(now) };
+            frames += usize::from(matches!(happened, Happened::Frame { .. }));
             if let Some(polled) = self.happened(happened, store)? {
                 return Ok(Some(polled));
             }
+            if frames >= FRAMES {
+                break;
+            }
         }
+        Ok(self.act(now)?.or(Some(Polled::More)))
+    }
+
+    /// Does what the machine wants, until the engine has to know something.
+    fn act(&mut self, now: Duration) -> Result<Option<Polled<receiver::Event>>> {
         while let Some(action) = self.machine.poll(now, &mut self.frame) {
             let polled = match action {
                 receiver::Action::Event(event) => Some(Polled::Event(event)),

@@ -43,8 +43,8 @@ fn an_arrival_that_does_not_fit_takes_nothing() {
     rig.refuses(&both, arrive(1, 1, Way::Direct), Kind::Exhausted, "sequences", &numbers);
     // Without a tier nothing comes through it.
     let mut rig = Rig::new(Config { host_pages: Vec::new(), ..config() });
-    let numbers = [("wanted", 1), ("free", 0), ("group", 0)];
-    rig.refuses(&[], arrive(1, 1, Way::Host), Kind::Exhausted, "host pages of a group", &numbers);
+    let none = "a cache without pages on the host";
+    rig.refuses(&[], arrive(1, 1, Way::Host), Kind::InvalidState, none, &[]);
     assert_eq!(rig.cache.host_memory(0).unwrap(), None);
     assert_eq!(rig.cache.host_memory(2).unwrap_err().kind(), Kind::OutOfRange);
 }

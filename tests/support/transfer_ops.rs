@@ -348,7 +348,8 @@ impl Ops {
         let (tokens, first) = (self.tokens(request, input), input.byte().saturating_sub(250).into());
         let deadline = (input.byte() & 7 == 0).then(|| self.now + Duration::from_millis(300));
         let payloads = [&[][..], &[1], &[1, 2], &[2, 2]][input.below(4) as usize];
-        let pages: Vec<u32> = (first / PAGE..tokens.div_ceil(PAGE)).collect();
+        let end = if first < tokens { tokens.div_ceil(PAGE) } else { 0 };
+        let pages: Vec<u32> = (first / PAGE..end).collect();
         let landing = if self.memory.far { pages.as_slice() } else { &[] };
         let wanted = Wanted {
             fence,

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use forebay::transfer::ends::EVENTS;
+use forebay::transfer::ends::FRAMES;
 use forebay::transfer::fabric::{Fabric, Happened, ReceiverFabric, Runs, SenderFabric};
 use forebay::transfer::receiver::{self, Wanted, Where};
 use forebay::transfer::sender::{self, Computed, Source};
 use forebay::transfer::{
-    Fence, Polled, Rank, Reason, Receiver, ReceivingEnd, Run, Sender, SendingEnd, Store,
+    Fence, Frame, Polled, Rank, Reason, Receiver, ReceivingEnd, Run, Sender, SendingEnd, Store,
 };
 use forebay::{Error, Kind, Result};
 
@@ -291,14 +291,92 @@ fn an_error_of_a_frame_or_of_sending_closes_its_connection_and_says_why() {
 }
 
 #[test]
-fn an_end_that_is_flooded_still_keeps_its_deadlines() {
+fn an_end_that_is_flooded_still_keeps_its_deadlines_and_says_that_there_is_more() {
     let mut two = Two::new();
     two.sender.machine.begin(4, 4, Some(millis(5))).unwrap();
     two.sender.fabric.happens.push_back((Happened::Alive { link: LINK }, Vec::new()));
     two.sender.fabric.floods = true;
-    let polled = two.sender.poll(millis(6)).unwrap();
     let ended = sender::Event::Ended { request: 4, reason: Reason::TimedOut };
-    assert_eq!(polled, Some(Polled::Event(ended)), "after {EVENTS} events");
+    assert_eq!(two.sender.poll(millis(6)).unwrap(), Some(Polled::Event(ended)));
+    assert_eq!(two.sender.poll(millis(6)).unwrap(), Some(Polled::More));
+    two.sender.fabric.floods = false;
+    two.sender.fabric.happens.clear();
+    assert_eq!(two.sender.poll(millis(6)).unwrap(), None);
+
+    // Frames move rows: a receiver answers after some of them.
+    let mut two = Two::new();
+    let mut known = Vec::new();
+    Frame::Known { fence: Fence { request: 9, generation: 9 } }.encode(&mut known);
+    let frame = || (Happened::Frame { link: LINK }, known.clone());
+    two.receiver.fabric.happens.extend((0..FRAMES + 1).map(|_| frame()));
+    assert_eq!(two.receiver.poll(millis(6), &mut Nowhere).unwrap(), Some(Polled::More));
+    assert_eq!(two.receiver.fabric.happens.len(), 1);
+    assert_eq!(two.receiver.poll(millis(6), &mut Nowhere).unwrap(), None);
+}
+
+/// A connection without room takes nothing. It is closed in time, even if nothing was told on it before, and even if
+/// its other end says that it lives: requests must end.
+#[test]
+fn a_connection_that_never_has_room_again_is_closed() {
+    for alive in [false, true] {
+        // A write finds no room, and its request is aborted.
+        let mut two = Two::new();
+        two.sender.fabric.write = Some(Kind::Exhausted);
+        two.request();
+        two.settle();
+        two.sender.machine.abort(4).unwrap();
+        for time in 0..20 {
+            if alive {
+                two.sender.fabric.happens.push_back((Happened::Alive { link: LINK }, Vec::new()));
+            }
+            while let Some(polled) = two.sender.poll(SENDING.patience / 10 * time).unwrap() {
+                two.at_sender.push(polled);
+            }
+        }
+        assert_eq!((two.sender.fabric.closed.clone(), two.ended()), (vec![LINK], vec![Reason::Aborted]));
+
+        // An answer finds no room, and its request is aborted.
+        let mut two = Two::new();
+        let fence = two.request();
+        two.receiver.fabric.sends = Some(Kind::Exhausted);
+        two.sender
+            .fabric
+            .happens
+            .push_back((Happened::Written { link: LINK, write: 0, failed: false }, Vec::new()));
+        two.settle();
+        two.receiver.machine.abort(fence).unwrap();
+        for time in 0..20 {
+            if alive {
+                two.receiver.fabric.happens.push_back((Happened::Alive { link: LINK }, Vec::new()));
+            }
+            while let Some(polled) = two.receiver.poll(RECEIVING.patience / 10 * time, &mut Nowhere).unwrap()
+            {
+                two.at_receiver.push(polled);
+            }
+        }
+        assert_eq!(two.receiver.fabric.closed, [LINK]);
+        let drained = Polled::Event(receiver::Event::Drained { fence });
+        assert!(two.at_receiver.contains(&drained), "{:?}", two.at_receiver);
+    }
+}
+
+#[test]
+fn time_without_room_is_no_silence() {
+    let mut two = Two::new();
+    two.request();
+    while two.sender.poll(millis(1)).unwrap().is_some() {}
+    two.sender.fabric.sends = Some(Kind::Exhausted);
+    let written = Happened::Written { link: LINK, write: 0, failed: false };
+    two.sender.fabric.happens.push_back((written, Vec::new()));
+    while two.sender.poll(millis(1)).unwrap().is_some() {}
+    two.sender.fabric.sends = None;
+    let late = SENDING.patience - millis(10);
+    two.sender.fabric.happens.push_back((Happened::Room { link: LINK }, Vec::new()));
+    while two.sender.poll(late).unwrap().is_some() {}
+    while two.sender.poll(late + SENDING.patience - millis(1)).unwrap().is_some() {}
+    assert!(two.sender.fabric.closed.is_empty(), "it had the notice for a short time");
+    while two.sender.poll(late + SENDING.patience).unwrap().is_some() {}
+    assert_eq!(two.sender.fabric.closed, [LINK]);
 }
 
 #[test]

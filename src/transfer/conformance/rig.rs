@@ -303,7 +303,7 @@ impl<'s, S: Subject> Rig<'s, S> {
                     Polled::Event(sender::Event::Ended { request, reason }) => {
                         own.ended.push((request, reason));
                     }
-                    Polled::Lost { .. } | Polled::Event(_) => {}
+                    Polled::More | Polled::Lost { .. } | Polled::Event(_) => {}
                 }
             }
             if let Some(wrong) = own.end.fabric.wrong.take() {
@@ -331,7 +331,7 @@ impl<'s, S: Subject> Rig<'s, S> {
                         own.failed.push((fence, error))
                     }
                     Polled::Event(receiver::Event::Free { landing }) => own.free.extend(landing),
-                    Polled::Event(_) => {}
+                    Polled::More | Polled::Event(_) => {}
                 }
             }
             if let Some(wrong) = own.end.fabric.wrong.take() {

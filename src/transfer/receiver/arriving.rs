@@ -76,8 +76,11 @@ pub(super) struct Line {
     pub heard_at: Option<Duration>,
     /// Whether it was said that it is to be closed.
     pub closing: bool,
-    /// Whether the fabric has no room for its frames.
+    /// Whether the fabric has no room for its frames; since which poll; and whether it has room again since the last
+    /// poll.
     pub blocked: bool,
+    pub blocked_at: Option<Duration>,
+    pub unblocked: bool,
 }
 
 impl Line {
@@ -94,6 +97,8 @@ impl Line {
             heard_at: None,
             closing: false,
             blocked: false,
+            blocked_at: None,
+            unblocked: false,
         }
     }
 
@@ -101,6 +106,12 @@ impl Line {
     pub fn say(&mut self, fence: Fence, says: Says) {
         self.sayings.retain(|saying| saying.fence != fence);
         self.sayings.push(Saying { fence, says, told: None, times: 0 });
+    }
+
+    /// What waited for room was not on its way meanwhile: it need not be told again yet.
+    pub fn wait_anew(&mut self, now: Duration) {
+        self.blocked_at = None;
+        self.sayings.iter_mut().filter_map(|saying| saying.told.as_mut()).for_each(|told| *told = (now, now));
     }
 
     /// Since when the other end owes an answer, its hello included.

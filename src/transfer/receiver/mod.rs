@@ -257,14 +257,16 @@ impl Receiver {
         self.lines.iter_mut().filter(|line| line.link == link).for_each(|line| line.heard = true);
     }
 
-    /// The fabric has no room for frames of a connection: none is asked for until [`Receiver::unblock`].
+    /// The fabric has no room for frames of a connection: none is asked for until [`Receiver::unblock`]. One that has
+    /// none for [`Options::patience`] is to be closed.
     pub fn block(&mut self, link: u32) {
         self.lines.iter_mut().filter(|line| line.link == link).for_each(|line| line.blocked = true);
     }
 
-    /// The fabric has room again.
+    /// The fabric has room again. What was told is told again only after the whole time from now on.
     pub fn unblock(&mut self, link: u32) {
-        self.lines.iter_mut().filter(|line| line.link == link).for_each(|line| line.blocked = false);
+        let own = self.lines.iter_mut().filter(|line| line.link == link);
+        own.for_each(|line| (line.blocked, line.unblocked) = (false, true));
     }
 
     /// What the other end of a connection that is gone could write through no longer exists: its registered memory was
@@ -334,7 +336,9 @@ impl Receiver {
             return Err(wrong(Kind::InvalidState, "a rank of the sender that is not connected"));
         }
         let one_page = one.paired.plan.target.page_tokens.max(1);
-        let pages = tokens.div_ceil(one_page).saturating_sub(first / one_page) as usize;
+        // None if no row is wanted.
+        let end = if first < tokens { tokens.div_ceil(one_page) } else { 0 };
+        let pages = end.saturating_sub(first / one_page) as usize;
         if far && landing.len() != pages {
             return Err(wrong(Kind::OutOfRange, "landing pages").with("wanted", pages as u64));
         }

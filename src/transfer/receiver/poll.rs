@@ -70,7 +70,9 @@ impl Receiver {
             let told = line.sayings.iter().map(|saying| self.again(saying));
             let small = (!line.frames.is_empty()).then_some(Duration::ZERO);
             let frames = told.chain(small).filter(|_| !line.blocked);
-            frames.chain(line.heard.then_some(Duration::ZERO)).chain(self.patience_of(line))
+            let noted = line.blocked && line.blocked_at.is_none() && !line.closing;
+            let heard = (line.heard || line.unblocked || noted).then_some(Duration::ZERO);
+            frames.chain(heard).chain(self.patience_of(line))
         });
         let events = (!self.events.is_empty()).then_some(Duration::ZERO);
         lines.chain(events).chain(self.deadlines.first().map(|(deadline, _)| *deadline)).min()
@@ -87,7 +89,9 @@ impl Receiver {
         if line.closing {
             return None;
         }
-        let since = line.owed_since()?.max(line.heard_at?);
+        // One without room for so long takes nothing, even if it says that it lives.
+        let silent = line.owed_since().map(|owed| Some(owed.max(line.heard_at?)));
+        let since = silent.flatten().into_iter().chain(line.blocked_at).min()?;
         Some(since.saturating_add(self.options.patience))
     }
 
@@ -96,6 +100,12 @@ impl Receiver {
         let link = line.link;
         if std::mem::take(&mut line.heard) {
             line.heard_at = Some(now);
+        }
+        if std::mem::take(&mut line.unblocked) {
+            line.wait_anew(now);
+        }
+        if line.blocked {
+            line.blocked_at.get_or_insert(now);
         }
         frame.clear();
         if let Some(waiting) = line.frames.pop_front_if(|_| !line.blocked) {

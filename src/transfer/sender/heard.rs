@@ -96,8 +96,9 @@ impl Sender {
                 || (target.instance, target.replica) != (peer.rank.instance, peer.rank.replica)
         });
         let page = peer.paired.plan.target.page_tokens.max(1);
-        let (first_page, pages) = (grant.first / page, grant.tokens.div_ceil(page));
-        let wanted = pages.saturating_sub(first_page) as usize;
+        let first_page = grant.first / page;
+        let end = if grant.first < grant.tokens { grant.tokens.div_ceil(page) } else { 0 };
+        let wanted = end.saturating_sub(first_page) as usize;
         let landing = grant.done || !line.far || grant.landing.len() == wanted;
         let numbers = grant.tokens == sending.tokens && grant.first <= grant.tokens && landing;
         let twice = sending.grants.iter().any(|known| known.rank == rank);

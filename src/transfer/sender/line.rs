@@ -86,8 +86,9 @@ pub(super) struct Line {
     /// Whether it is to be closed, for another reason than silence, and whether that was said.
     pub broken: bool,
     pub closing: bool,
-    /// Whether the fabric has no room for it; whether it has had none since the last poll.
+    /// Whether the fabric has no room for it; since which poll; and whether it has room again since the last poll.
     pub blocked: bool,
+    pub blocked_at: Option<Duration>,
     pub unblocked: bool,
     /// Whether a frame has come since the last poll, and the time of the poll after the last frame.
     pub heard: bool,
@@ -113,6 +114,7 @@ impl Line {
             broken: false,
             closing: false,
             blocked: false,
+            blocked_at: None,
             unblocked: false,
             heard: true,
             heard_at: None,
@@ -220,9 +222,10 @@ impl Line {
 
     /// What waited for room was not on its way meanwhile: it need not be told again yet.
     pub fn wait_anew(&mut self, now: Duration) {
-        self.told.iter_mut().for_each(|told| told.last = now);
+        self.blocked_at = None;
+        self.told.iter_mut().for_each(|told| (told.first, told.last) = (now, now));
         let failing = self.failing.iter_mut().filter_map(|failing| failing.told.as_mut());
-        failing.for_each(|(_, last)| *last = now);
+        failing.for_each(|told| *told = (now, now));
     }
 
     /// Takes a write back that the fabric had no room for: it is asked for again.

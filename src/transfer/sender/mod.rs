@@ -447,7 +447,8 @@ impl Sender {
         self.lines.iter_mut().filter(|line| line.link == link).for_each(|line| line.heard = true);
     }
 
-    /// The fabric has no room for frames and writes of a connection: none is asked for until [`Sender::unblock`].
+    /// The fabric has no room for frames and writes of a connection: none is asked for until [`Sender::unblock`]. One
+    /// that has none for [`Options::patience`] is to be closed.
     pub fn block(&mut self, link: u32) {
         self.lines.iter_mut().filter(|line| line.link == link).for_each(|line| line.blocked = true);
     }
@@ -458,8 +459,8 @@ impl Sender {
         own.for_each(|line| (line.blocked, line.unblocked) = (false, true));
     }
 
-    /// The fabric had no room for a write that [`Action::Write`] asked for, and has not begun it. It is asked for
-    /// again.
+    /// The fabric had no room for a write that [`Action::Write`] has just asked for, and has not begun it. It is asked
+    /// for again. Call it before anything else of this machine.
     pub fn postpone(&mut self, link: u32, write: u64) {
         self.lines.iter_mut().filter(|line| line.link == link).for_each(|line| line.postpone(write));
     }

@@ -66,7 +66,8 @@ impl Sender {
             };
             let small = (line.has_small() && !line.broken).then_some(Duration::ZERO);
             let frames = told.chain(failing).chain(fresh).chain(small).filter(|_| !line.blocked);
-            let heard = (line.heard || line.unblocked).then_some(Duration::ZERO);
+            let noted = line.blocked && line.blocked_at.is_none() && !line.closing;
+            let heard = (line.heard || line.unblocked || noted).then_some(Duration::ZERO);
             frames.chain(heard).chain(self.patience_of(line))
         });
         let events = (!self.events.is_empty()).then_some(Duration::ZERO);
@@ -87,7 +88,9 @@ impl Sender {
         if line.closing || line.broken {
             return (!line.closing).then_some(Duration::ZERO);
         }
-        let since = line.owed_since()?.max(line.heard_at?);
+        // One without room for so long takes nothing, even if it says that it lives.
+        let silent = line.owed_since().map(|owed| Some(owed.max(line.heard_at?)));
+        let since = silent.flatten().into_iter().chain(line.blocked_at).min()?;
         Some(since.saturating_add(self.options.patience))
     }
 
@@ -107,6 +110,7 @@ impl Sender {
             line.wait_anew(now);
         }
         if line.blocked {
+            line.blocked_at.get_or_insert(now);
             return Ok(self.close_silent(index, now));
         }
         if !line.broken

@@ -77,7 +77,7 @@ impl World {
 
     fn sent(&mut self, index: usize, polled: Polled<sender::Event>) {
         match polled {
-            Polled::Connected { .. } | Polled::Event(sender::Event::Granted { .. }) => {}
+            Polled::More | Polled::Connected { .. } | Polled::Event(sender::Event::Granted { .. }) => {}
             Polled::Lost { .. } => self.touch_all(),
             Polled::Event(sender::Event::Released { origin, .. }) => {
                 let origin = &mut self.senders[index].memory.borrow_mut().parts[origin as usize];
@@ -107,6 +107,7 @@ impl World {
                 self.receivers[index].links.retain(|of| *of != link);
                 return self.touch_all();
             }
+            Polled::More => return,
             Polled::Event(event) => event,
         };
         match event {

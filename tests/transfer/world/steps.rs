@@ -105,7 +105,9 @@ impl World {
             let memory = &mut *node.memory.borrow_mut();
             let Some(pages) = memory.cache.take(fence, count) else { return false };
             let far = self.way == Way::Far;
-            let written = count - (attempt.first / self.sides[1].page_tokens).min(count as u32) as usize;
+            let wanted = attempt.first..attempt.prompt.tokens;
+            let page = self.sides[1].page_tokens;
+            let written = if wanted.is_empty() { 0 } else { count - (wanted.start / page) as usize };
             let Some(landing) = memory.landing.take(fence, if far { written } else { 0 }) else {
                 memory.cache.free(fence);
                 return false;
