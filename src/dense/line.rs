@@ -4,8 +4,8 @@ use crate::device::{Device, Event, Stream};
 use crate::error::Result;
 use crate::fallible::{filled, vector};
 
-/// How many batches of a line have events of their own, also where each layer is a batch (`arrive`). A wait for an older
-/// batch is a wait for a newer one.
+/// How many batches of a line have events of their own, also where each layer is a batch (`arrive`). A wait for an
+/// older batch is a wait for a newer one.
 const BATCHES: u64 = 8;
 
 /// The copies in one direction, one behind the other, in *batches*. The parts of a batch end one after the other, and

@@ -43,8 +43,8 @@ pub struct Names {
 /// How much of a prompt is there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Leading tokens of which no page is needed any more but what is in a tier, in whole pages. In a model whose groups
-    /// all have sliding windows that includes tokens before the windows, of which there are no pages at all.
+    /// Leading tokens of which no page is needed any more but what is in a tier, in whole pages. In a model whose
+    /// groups all have sliding windows that includes tokens before the windows, of which there are no pages at all.
     pub tokens: u32,
     /// Tokens of those of these pages that are in the host's tier alone in some group, and have to come back.
     pub host_tokens: u32,

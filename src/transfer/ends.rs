@@ -9,9 +9,9 @@
 //! [`Polled::Lost`]; the fabric connects again. A connection without room is left alone until it has room: the frame
 //! that was refused is kept, one for each connection.
 //!
-//! **Bounds.** A poll takes at most [`EVENTS`] events of the fabric, and at a receiver [`FRAMES`] frames, whose rows are
-//! moved meanwhile. If there may be more, it gives [`Polled::More`]: call it again, with the time that it is then. So an
-//! end that is flooded still keeps its deadlines, and tells the engine what has happened.
+//! **Bounds.** A poll takes at most [`EVENTS`] events of the fabric, and at a receiver [`FRAMES`] frames, whose rows
+//! are moved meanwhile. If there may be more, it gives [`Polled::More`]: call it again, with the time that it is then.
+//! So an end that is flooded still keeps its deadlines, and tells the engine what has happened.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
