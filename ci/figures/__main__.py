@@ -17,9 +17,11 @@ import overlap
 import pools
 import rule
 import slab
+import transfer
 from draw import ROOT, Fault
 
-FIGURES = [pools.figure, dense.figure, slab.figure, overlap.figure, lives.sequence, lives.page, rule.figure]
+FIGURES = [pools.figure, dense.figure, slab.figure, overlap.figure, lives.sequence, lives.page, rule.figure,
+           transfer.frames, transfer.states]
 
 
 def drawn():
