@@ -43,6 +43,7 @@ pub mod receiver;
 mod runs;
 pub mod sender;
 mod side;
+pub mod socket;
 mod staging;
 mod wire;
 
