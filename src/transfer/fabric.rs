@@ -165,7 +165,9 @@ pub struct Told {
 }
 
 impl<'a> Runs<'a> {
-    pub(super) const fn of_frame(machine: &'a Sender, link: u32, frame: &'a [u8]) -> Runs<'a> {
+    /// Those that a frame of a machine tells, for a caller that gives a fabric frames without an end. There are none if
+    /// the frame is no notice.
+    pub const fn of_frame(machine: &'a Sender, link: u32, frame: &'a [u8]) -> Runs<'a> {
         Runs { machine, link, of: What::Frame(frame) }
     }
 

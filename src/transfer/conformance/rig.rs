@@ -356,7 +356,7 @@ impl<'s, S: Subject> Rig<'s, S> {
         }
     }
 
-    /// Puts the rows of one layer of a request where an origin says.
+    /// Puts the rows of one layer of a request where the nth origin says.
     pub fn put(
         &mut self,
         sender: usize,
@@ -366,6 +366,7 @@ impl<'s, S: Subject> Rig<'s, S> {
     ) -> Checked {
         let Some(own) = self.senders.get_mut(sender) else { return Ok(()) };
         let (of, subject) = ((own.instance, request), &mut *self.subject);
+        let origin = subject.origin(origin);
         let request = Request { tokens: tokens.end, replicas: [0, 0], chunks: &[] };
         let put = |run: Run| {
             let mut bytes = rows(of, &run);

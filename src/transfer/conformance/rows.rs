@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::transfer::conformance::rig::{LANDING, LAYERS, ORIGINS, Rig, TOKENS};
 use crate::transfer::conformance::subject::{Checked, Subject, told};
 use crate::transfer::frames::Reason;
@@ -47,6 +47,7 @@ impl<S: Subject> Rig<'_, S> {
     ) -> Checked {
         let (sender, request) = (going.ranks.0, going.request);
         self.put(sender, (request, origin), (layer, tokens.clone()), false)?;
+        let origin = self.subject.origin(origin);
         let own = self.senders.get_mut(sender).ok_or("no such sender")?;
         own.end.machine.computed(&[Computed { request, layer, tokens, chunk: None, origin }]).map_err(told)
     }
@@ -99,7 +100,7 @@ pub(super) fn whole<S: Subject>(subject: &mut S) -> Checked {
         for (place, going) in (0..).zip(both) {
             let origin = 2 * at + place;
             rig.put(0, (going.request, origin), (layer, tokens.clone()), false)?;
-            let tokens = tokens.clone();
+            let (tokens, origin) = (tokens.clone(), rig.subject.origin(origin));
             parts.push(Computed { request: going.request, layer, tokens, chunk: None, origin });
         }
         let own = rig.senders.first_mut().ok_or("no sender")?;
@@ -157,7 +158,13 @@ pub(super) fn reuse<S: Subject>(subject: &mut S) -> Checked {
             own.end.machine.abort(going.request).map_err(told)?;
         } else {
             let own = rig.receivers.first_mut().ok_or("no receiver")?;
-            own.end.machine.abort(fence).map_err(told)?;
+            match own.end.machine.abort(fence) {
+                // A fast fabric has brought all of it before.
+                Err(error) if error.kind() == Kind::Closed && own.whole.contains(&fence) => {
+                    rig.finish(going)?
+                }
+                aborted => aborted.map_err(told)?,
+            }
         }
         // The memory is used again as soon as the sender's request is over, the landing pages as soon as they are free.
         rig.until("the end of an aborted request", |rig| {

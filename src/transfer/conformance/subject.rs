@@ -29,6 +29,12 @@ pub trait Subject {
     /// Any: the check fails.
     fn receiver(&mut self) -> Result<Self::Receiver>;
 
+    /// What the suite's nth origin, below [`ORIGINS`](crate::transfer::conformance::ORIGINS), is called by the fabric:
+    /// where the memory of a part begins, if places are computed from it.
+    fn origin(&self, nth: u64) -> u64 {
+        nth
+    }
+
     /// Puts a run's pieces, one after another in `bytes`, where an origin says in a sender's memory.
     ///
     /// # Errors

@@ -1,0 +1,46 @@
+//! Fabrics over sockets of the system: TCP ([`TcpSender`], [`TcpReceiver`]), and shared memory with a Unix socket for
+//! its frames ([`ShmSender`], [`ShmReceiver`]).
+//!
+//! **Who connects.** Receivers listen, and senders connect to the addresses that they are given, again with a growing
+//! wait (1 to 200 ms) when no process listens or a connection is lost. Each end counts its connections by itself.
+//!
+//! **States of a connection.** It *opens*: both sides say hello and prove that they know the token, if there is one
+//! (`opening`). It is open from [`Happened::Connected`](crate::transfer::fabric::Happened::Connected) on: frames go
+//! both ways as records (`record`), each with its lengths before it. It is lost when a socket fails or is closed, when
+//! the other end sends what no end sends, or when nothing has come from it for [`Options::lost`].
+//! [`TcpSender::failure`] says why.
+//!
+//! **Calls.** No call waits but `wait`. An engine's transfer thread polls until it gives none, and then waits for
+//! `descriptors` for at most `due`, or calls `wait`, which does that. An end that is not polled for the other end's
+//! [`Options::lost`] is lost to it.
+//!
+//! **Bounds.** A connection that is not open keeps at most one short record, and there are at most
+//! [`Options::unopened`] of them, for at most [`Options::opening`]. An open one keeps at most one frame with
+//! [`Options::rows_max`] bytes of rows, in a buffer that grows with what arrives, and at most [`Options::queue`] bytes
+//! to send or one frame with its rows. Rows to send wait as places in the sender's memory. A length is checked before
+//! a byte behind it is kept.
+//!
+//! **Costs.** A poll makes one call of the system to take connections, and for each connection one to receive until
+//! something has happened.
+//!
+//! **What it does not do.** It starts no thread. It hides nothing and protects no byte against changes on its way: a
+//! token says who opens a connection, and digests find what went wrong by accident. A tunnel does the rest.
+
+mod address;
+mod connection;
+mod dial;
+mod hub;
+mod incoming;
+mod opening;
+mod options;
+mod outgoing;
+mod record;
+mod refusal;
+mod rows;
+mod shm;
+mod tcp;
+
+pub use opening::VERSION;
+pub use options::{Options, TOKEN_MIN, Token};
+pub use shm::{ShmReceiver, ShmSender};
+pub use tcp::{TcpReceiver, TcpSender};
