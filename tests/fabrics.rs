@@ -4,6 +4,8 @@
 
 #[path = "fabrics/bad.rs"]
 mod bad;
+#[path = "fabrics/large.rs"]
+mod large;
 #[path = "fabrics/rig.rs"]
 mod rig;
 #[path = "fabrics/stranger.rs"]

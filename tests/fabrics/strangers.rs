@@ -169,6 +169,8 @@ fn half_open<K: Kind>(count: usize) {
         pair.receiver.poll();
         if number % 100 == 0 {
             pair.is_served();
+            // Those that were dropped: a process has not so many files.
+            strangers.retain_mut(|of| of.read(&mut Vec::new()));
         }
     }
     until("the end of most strangers", || {
@@ -285,4 +287,41 @@ fn an_opening_that_is_played_again_is_refused() {
         receiver.has(Error::InvalidConfig)
     });
     assert_eq!(receiver.happened.iter().filter(|of| matches!(of, Happened::Connected { .. })).count(), 1);
+}
+
+/// A sender that is led to a stranger says why it does not open, and goes on trying.
+fn sender_at_a_stranger(says: &[u8], kind: Error) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let at = crate::rig::At::Port(listener.local_addr().unwrap());
+    let options = Options { opening: Duration::from_millis(100), ..Options::default() };
+    let mut sender = Polled::new(Tcp::sender(options, memory(), &[at]).unwrap());
+    let mut strangers = Vec::new();
+    until("two failures", || {
+        sender.poll();
+        if let Ok((socket, _)) = listener.accept() {
+            socket.set_nonblocking(true).unwrap();
+            let mut stranger = Stranger::Tcp(socket);
+            stranger.write(says);
+            strangers.push(stranger);
+        }
+        sender.failures.len() >= 2
+    });
+    assert!(sender.failures.iter().all(|of| of.kind() == kind), "{:?}", sender.failures);
+    assert!(sender.happened.is_empty());
+}
+
+#[test]
+fn a_sender_that_is_led_to_a_stranger_says_why_it_does_not_open() {
+    sender_at_a_stranger(b"", Error::TimedOut);
+    sender_at_a_stranger(&hello(1, 2, 1, 0)[..47], Error::TimedOut);
+    sender_at_a_stranger(b"220 ready\r\n", Error::BadFormat);
+    sender_at_a_stranger(&hello(2, 2, 1, 0), Error::BadVersion);
+    // Another sender, as one that has reached itself; another fabric; a token; a proof that is none.
+    sender_at_a_stranger(&hello(1, 1, 1, 0), Error::BadFormat);
+    sender_at_a_stranger(&hello(1, 2, 2, 0), Error::BadFormat);
+    sender_at_a_stranger(&hello(1, 2, 1, 1), Error::InvalidConfig);
+    sender_at_a_stranger(&[hello(1, 2, 1, 0), record(1, &[9; 32], 0)].concat(), Error::InvalidConfig);
+    // The other end refuses, for a reason that only it knows.
+    sender_at_a_stranger(&[hello(1, 2, 1, 0), record(2, &[3], 0)].concat(), Error::PeerLost);
 }

@@ -43,7 +43,8 @@ impl fmt::Debug for Token {
     }
 }
 
-/// See the module's head. Both sides of a connection need the same token; all else each side decides for itself.
+/// What an end is told at its start: times, bounds, and the token. Both ends of a connection need the same token; all
+/// else each end decides for itself.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// What each side has to prove that it knows. Without one only addresses of this host are taken.
@@ -64,7 +65,7 @@ pub struct Options {
     /// The most bytes behind a frame of a stream, above
     /// [`notice_bytes`](crate::transfer::sender::Options::notice_bytes) of every sender.
     pub rows_max: usize,
-    /// What the system refuses; nothing but in tests.
+    /// What the system is made to refuse, in tests: nothing by default.
     pub faults: Arc<dyn Faults>,
 }
 

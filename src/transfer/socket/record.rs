@@ -13,7 +13,7 @@
 //! |---|---|---|
 //! | 1 proof | 32: that the token is known | both, once |
 //! | 2 refused | 1: why | both, the last |
-//! | 3 memory | 8: the memory's bytes; of each plane its offset and a page's bytes, 8 each | sender, once, with a memfd |
+//! | 3 memory | 8: the memory's bytes; of each plane its offset and a page's bytes, 8 each | sender, with a memfd |
 //! | 4 frame | a frame; behind it rows | both |
 //! | 5 alive | none | both |
 //!

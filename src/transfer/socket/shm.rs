@@ -25,7 +25,8 @@ use crate::transfer::socket::hub::Hub;
 use crate::transfer::socket::opening::{Way, told};
 use crate::transfer::socket::options::Options;
 
-/// A sender's end over shared memory. See the module's head.
+/// A sender's end over shared memory, between processes of one host and user. Its receivers map its memory, to read
+/// only.
 #[derive(Debug)]
 pub struct ShmSender {
     hub: Hub,
@@ -117,7 +118,8 @@ impl SenderFabric for ShmSender {
     }
 }
 
-/// A receiver's end over shared memory. See the module's head.
+/// A receiver's end over shared memory. It maps a sender's memory for as long as the connection lives, once the system
+/// has said that it is a memfd of fixed size.
 #[derive(Debug)]
 pub struct ShmReceiver {
     hub: Hub,

@@ -25,7 +25,8 @@ use crate::transfer::socket::opening::Way;
 use crate::transfer::socket::options::Options;
 use crate::transfer::socket::rows::Cursor;
 
-/// A sender's end over TCP. See the module's head.
+/// A sender's end over TCP, between hosts or between processes of one. Rows go behind their notices, read from the
+/// sender's memory when the socket takes them.
 #[derive(Debug)]
 pub struct TcpSender {
     hub: Hub,
@@ -119,7 +120,7 @@ impl SenderFabric for TcpSender {
     }
 }
 
-/// A receiver's end over TCP. See the module's head.
+/// A receiver's end over TCP. What came behind a notice can be fetched until the next poll.
 #[derive(Debug)]
 pub struct TcpReceiver {
     hub: Hub,
