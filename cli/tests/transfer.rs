@@ -134,6 +134,23 @@ fn chunks_pages_and_a_ring_that_is_full_change_no_byte() {
 }
 
 #[test]
+fn a_picture_has_the_layers_that_were_sent() {
+    let folder = Folder::new("picture");
+    let picture = folder.name("layers.svg");
+    let text = succeeds(&[&["transfer", "demo", "--picture", &picture], &SMALL[..]].concat());
+    assert!(text.contains("hidden"), "{text}");
+    let drawn = fs::read_to_string(&picture).unwrap();
+    assert!(drawn.starts_with("<svg") && drawn.contains("200 tokens in 4 layers over shm: done"), "{drawn}");
+    for layer in 0..LAYERS {
+        for what in ["computes", "waits to be told", "is on its way"] {
+            assert_eq!(drawn.matches(&format!("layer {layer} {what}: ")).count(), 1, "{drawn}");
+        }
+    }
+    assert!(!drawn.contains("layer 4 "), "{drawn}");
+    refuses(&["transfer", "demo", "--picture", &picture, "--json", &picture]);
+}
+
+#[test]
 fn wrong_and_lost_runs_are_sent_again() {
     for fabric in ["shm", "tcp"] {
         let flipped = demo("flip", &["--fabric", fabric, "--fault", "flip:5"]);
@@ -240,6 +257,7 @@ fn bad_arguments_are_one_line() {
         &["demo", "--compute", "2"],
         &["demo", "--timeout", "1ms"],
         &["demo", "--fabric", "rdma"],
+        &["demo", "--layers", "1024", "--tokens", "1000000", "--row-bytes", "1048576,1048576"],
         &["receive", "--fabric", "tcp", "--at", "nowhere"],
         &["receive", "--fabric", "tcp", "--at", "0.0.0.0:0"],
         &["receive", "--fabric", "tcp", "--at", "127.0.0.1:0", "--token-file", "/nowhere/token"],

@@ -94,6 +94,9 @@ pub struct DemoArguments {
     /// Writes the result as JSON; `-` prints it instead of the tables.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Draws the timeline of the layers as an SVG picture.
+    #[arg(long, value_name = "FILE")]
+    pub picture: Option<PathBuf>,
     #[command(flatten)]
     pub look: LookArguments,
 }

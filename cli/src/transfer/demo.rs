@@ -20,6 +20,7 @@ use super::fault::Fault;
 use super::report::{Line, Received, Sent};
 use super::result::Outcome;
 use super::shape::Shape;
+use crate::present::output::BAD_INPUT;
 
 /// What an error of the system becomes.
 fn io(what: &str, error: &std::io::Error) -> Error {
@@ -199,10 +200,14 @@ impl Ends {
 
     /// Whether an end had an error, of which it has told.
     fn broken(&mut self) -> bool {
-        let bad = i32::from(crate::present::output::BAD_INPUT);
+        let bad = i32::from(BAD_INPUT);
         let ends = [(&mut self.sender, self.sent.is_some()), (&mut self.receiver, self.received.is_some())];
         ends.into_iter().any(|(end, reported)| {
-            let status = end.as_mut().and_then(|process| process.0.try_wait().ok().flatten());
+            // One that has ended by itself keeps its status.
+            let status = end.as_mut().and_then(|process| {
+                let _ = process.0.kill();
+                process.0.wait().ok()
+            });
             !reported && status.is_some_and(|status| status.code() == Some(bad))
         })
     }

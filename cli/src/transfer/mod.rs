@@ -11,6 +11,7 @@ mod demo;
 mod fabrics;
 mod fault;
 mod json;
+mod picture;
 mod receive;
 mod report;
 mod result;

@@ -12,13 +12,7 @@ const PICTURE: usize = 36;
 
 /// The whole report of a demo.
 pub fn report(prompt: &PromptArguments, outcome: &Outcome, look: Look) -> String {
-    let head = format!(
-        "{} in {} over {}: {}\n\n",
-        counted(prompt.tokens, "token"),
-        counted(prompt.layers, "layer"),
-        prompt.fabric.name(),
-        end(outcome)
-    );
+    let head = format!("{}\n\n", title(prompt, outcome));
     let mut out = look.wrap(&head);
     let mut table = look.table();
     table.set_header(["found", "value", "meaning"]);
@@ -33,6 +27,27 @@ pub fn report(prompt: &PromptArguments, outcome: &Outcome, look: Look) -> String
         out += &timeline(&outcome.layers, look);
     }
     out
+}
+
+/// What was sent, and how it ended.
+pub fn title(prompt: &PromptArguments, outcome: &Outcome) -> String {
+    let (tokens, layers) = (counted(prompt.tokens, "token"), counted(prompt.layers, "layer"));
+    format!("{tokens} in {layers} over {}: {}", prompt.fabric.name(), end(outcome))
+}
+
+/// What was found, in a line.
+pub fn line(outcome: &Outcome) -> String {
+    let bytes = size(outcome.bytes as f64);
+    match outcome.figures {
+        Some(of) => format!(
+            "{bytes}; exposed {} ms of {} ms that the transfer takes alone: {}% hidden; alone {} GB/s",
+            fixed(of.exposed_ms, 2),
+            fixed(of.alone_ms, 2),
+            fixed(100.0 * of.hidden, 1),
+            number(of.gb_s)
+        ),
+        None => format!("{bytes} were stored"),
+    }
 }
 
 fn end(outcome: &Outcome) -> String {
