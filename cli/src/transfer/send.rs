@@ -192,7 +192,8 @@ impl<F: SenderFabric + Socket> Sending<'_, F> {
                 _ => self.over = true,
             },
             Polled::Event(Event::Ended { reason, .. }) => self.fail(Failure::new(word(reason.kind()))),
-            Polled::Event(Event::Released { .. }) => {}
+            // The second request's rows stay where they are.
+            _ => {}
         }
         Ok(())
     }
