@@ -2,10 +2,10 @@
 //!
 //! Every command obeys one contract. Results go to standard output or to the file of `--json`. Progress goes to
 //! standard error if that is a terminal. An error is one line on standard error and exit status 2; a call without
-//! arguments prints the help there, with the same status. Status 1 is reserved for `doctor`: it found problems. A
-//! command prints nothing before all its work has succeeded, so bad input never leaves half a result. If the reader
-//! closes the pipe early, the command ends quietly. A signal ends the command as it ends any program (130 and 143 in a
-//! shell), and leaves no partial file.
+//! arguments prints the help there, with the same status. Status 1 is reserved for `doctor`, which found problems, and
+//! for `transfer`, which failed. A command prints nothing before all its work has succeeded, so bad input never leaves
+//! half a result. If the reader closes the pipe early, the command ends quietly. A signal ends the command as it ends
+//! any program (130 and 143 in a shell), and leaves no partial file.
 
 mod bench;
 mod blocks;
@@ -18,6 +18,7 @@ mod present;
 mod replay;
 mod simulate;
 mod study;
+mod transfer;
 
 use std::process::ExitCode;
 
@@ -51,6 +52,8 @@ enum Command {
     Bench(Box<bench::Arguments>),
     /// Reports what this machine and its GPUs can do, what is missing, and how to fix it
     Doctor(Box<doctor::Arguments>),
+    /// Sends a prompt's rows from one process to another, layer by layer, and compares every byte
+    Transfer(Box<transfer::Arguments>),
     /// Prints the completion script of a shell
     Completions {
         /// The shell
@@ -61,6 +64,7 @@ enum Command {
 fn run(command: &Command) -> Result<ExitCode> {
     match command {
         Command::Doctor(arguments) => return doctor::command(arguments),
+        Command::Transfer(arguments) => return transfer::command(arguments),
         Command::Replay(arguments) => replay::command(arguments),
         Command::Plan(arguments) => plan::command(arguments),
         Command::Simulate(arguments) => simulate::command(arguments),

@@ -66,6 +66,7 @@ fn calls(requests: &str) -> Vec<Vec<&str>> {
         vec!["fit", "../data/setups/ess-measurements.json"],
         vec!["bench", "--quick", "--only", "gather,resolve-gather,commit"],
         vec!["doctor", "--device", "host", "--no-rates"],
+        vec!["transfer", "demo", "--layers", "4", "--tokens", "200"],
     ]
 }
 
@@ -83,7 +84,7 @@ fn no_output_is_wider_than_a_terminal() {
 
 #[test]
 fn help_texts_are_no_wider_than_a_terminal() {
-    for command in ["", "replay", "plan", "simulate", "fit", "bench", "doctor", "completions"] {
+    for command in ["", "replay", "plan", "simulate", "fit", "bench", "doctor", "transfer", "completions"] {
         for help in ["--help", "-h"] {
             let call: Vec<&str> = [command, help].into_iter().filter(|word| !word.is_empty()).collect();
             let text = succeeds(&call);

@@ -1,0 +1,214 @@
+//! The fabrics' ends as the two processes use them: what to wait on, and the faults of `--fault`.
+
+use std::collections::HashSet;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use forebay::os::{self, NoFaults};
+use forebay::transfer::fabric::{Fabric, Happened, ReceiverFabric, Runs, SenderFabric};
+use forebay::transfer::receiver::Where;
+use forebay::transfer::sender::Source;
+use forebay::transfer::socket::{Options, ShmReceiver, ShmSender, TcpReceiver, TcpSender, Token};
+use forebay::transfer::{Fence, Frame, Run};
+use forebay::{Error, Kind, Result};
+
+use super::args::EndArguments;
+use super::clock;
+use crate::present::output::{echo, within};
+
+/// What all ends over sockets have besides.
+pub trait Socket {
+    /// Why a connection was lost or did not open.
+    fn failure(&mut self) -> Option<Error>;
+    /// What to wait on.
+    fn descriptors(&self) -> Vec<(BorrowedFd<'_>, bool)>;
+    /// How long a poll has nothing to do.
+    fn due(&self) -> Duration;
+}
+
+macro_rules! sockets {
+    ($($end:ty),*) => {$(
+        impl Socket for $end {
+            fn failure(&mut self) -> Option<Error> {
+                <$end>::failure(self)
+            }
+            fn descriptors(&self) -> Vec<(BorrowedFd<'_>, bool)> {
+                <$end>::descriptors(self)
+            }
+            fn due(&self) -> Duration {
+                <$end>::due(self)
+            }
+        }
+    )*};
+}
+sockets!(TcpSender, TcpReceiver, ShmSender, ShmReceiver);
+
+/// The options of an end.
+///
+/// # Errors
+/// [`Kind::Io`] for a token that cannot be read, [`Kind::InvalidConfig`] for one that is too short.
+pub fn options(arguments: &EndArguments) -> Result<Options> {
+    let token = arguments.token_file.as_deref().map(token).transpose()?;
+    let lost = arguments.prompt.timeout;
+    Ok(Options { token, lost, alive: lost / 4, opening: lost, ..Options::default() })
+}
+
+fn token(path: &Path) -> Result<Token> {
+    let bytes = std::fs::read(path).map_err(|e| {
+        Error::new(Kind::Io, "read").at(format!("{}: {}", echo(path.display()), os::io_text(&e)))
+    })?;
+    Token::new(&bytes).map_err(|error| within(error, path))
+}
+
+/// The address of an end over TCP.
+///
+/// # Errors
+/// [`Kind::InvalidConfig`].
+pub fn address(text: &str) -> Result<std::net::SocketAddr> {
+    text.parse().map_err(|_| {
+        Error::new(Kind::InvalidConfig, "transfer")
+            .at(format!("--at {}", echo(text)))
+            .hint("give an address and a port, such as 127.0.0.1:7000")
+    })
+}
+
+/// Waits until an end may have something to do: for its sockets, for `more`, and until its machine is due, but never
+/// longer than `most`.
+///
+/// # Errors
+/// [`Kind::OsRefused`].
+pub fn wait(
+    end: &impl Socket,
+    due: Option<Duration>,
+    more: Option<BorrowedFd<'_>>,
+    most: Duration,
+) -> Result<()> {
+    let machine = due.map_or(Ok(most), |due| Ok::<_, Error>(due.saturating_sub(clock::now()?)))?;
+    let at_most = most.min(machine).min(end.due());
+    if at_most.is_zero() {
+        return Ok(());
+    }
+    let mut descriptors = end.descriptors();
+    descriptors.extend(more.map(|more| (more, false)));
+    os::wait(&descriptors, at_most, &NoFaults).map(drop)
+}
+
+/// A sender's end that counts what is told, and may lose notices.
+pub struct Telling<F> {
+    end: F,
+    /// Notices that are still to be lost.
+    drops: u32,
+    /// By layer, when its rows were told for the first time.
+    pub told: Vec<Option<u64>>,
+    /// Runs that were told, again and again.
+    pub runs: u64,
+}
+
+impl<F> Telling<F> {
+    pub fn new(end: F, drops: u32, layers: u32) -> Telling<F> {
+        Telling { end, drops, told: vec![None; layers as usize], runs: 0 }
+    }
+}
+
+impl<F: Fabric> Fabric for Telling<F> {
+    fn poll(&mut self, frame: &mut Vec<u8>) -> Result<Option<Happened>> {
+        self.end.poll(frame)
+    }
+
+    fn close(&mut self, link: u32) {
+        self.end.close(link);
+    }
+}
+
+impl<F: Source> Source for Telling<F> {
+    fn read(&mut self, origin: u64, run: &Run, into: &mut [u8]) -> Result<()> {
+        self.end.read(origin, run, into)
+    }
+}
+
+impl<F: SenderFabric> SenderFabric for Telling<F> {
+    fn send(&mut self, link: u32, frame: &[u8], runs: &Runs<'_>) -> Result<()> {
+        if !matches!(Frame::decode(frame), Ok(Frame::Notice(_))) {
+            return self.end.send(link, frame, runs);
+        }
+        let now = clock::nanos()?;
+        match self.drops.checked_sub(1) {
+            Some(left) => self.drops = left,
+            None => self.end.send(link, frame, runs)?,
+        }
+        let (count, told) = (&mut self.runs, &mut self.told);
+        runs.each(|of| {
+            *count += 1;
+            told.get_mut(of.run.layer as usize).map(|layer| layer.get_or_insert(now));
+            Ok(())
+        })
+    }
+
+    fn write(&mut self, link: u32, write: u64, fence: Fence, runs: &Runs<'_>) -> Result<()> {
+        self.end.write(link, write, fence, runs)
+    }
+}
+
+impl<F: Socket> Socket for Telling<F> {
+    fn failure(&mut self) -> Option<Error> {
+        self.end.failure()
+    }
+    fn descriptors(&self) -> Vec<(BorrowedFd<'_>, bool)> {
+        self.end.descriptors()
+    }
+    fn due(&self) -> Duration {
+        self.end.due()
+    }
+}
+
+/// A receiver's end that may fetch wrong bytes.
+pub struct Flipping<F> {
+    end: F,
+    /// Runs that are still to be fetched wrongly, and those that were, by layer, component and token.
+    flips: u32,
+    flipped: HashSet<(u32, u32, u32)>,
+}
+
+impl<F> Flipping<F> {
+    pub fn new(end: F, flips: u32) -> Flipping<F> {
+        Flipping { end, flips, flipped: HashSet::new() }
+    }
+}
+
+impl<F: Fabric> Fabric for Flipping<F> {
+    fn poll(&mut self, frame: &mut Vec<u8>) -> Result<Option<Happened>> {
+        self.end.poll(frame)
+    }
+
+    fn close(&mut self, link: u32) {
+        self.end.close(link);
+    }
+}
+
+impl<F: ReceiverFabric> ReceiverFabric for Flipping<F> {
+    fn send(&mut self, link: u32, frame: &[u8]) -> Result<()> {
+        self.end.send(link, frame)
+    }
+
+    fn fetch(&mut self, link: u32, fence: Fence, at: Where, run: &Run, into: &mut [u8]) -> Result<()> {
+        self.end.fetch(link, fence, at, run, into)?;
+        if self.flips > 0 && self.flipped.insert((run.layer, run.component, run.token)) {
+            self.flips -= 1;
+            into.iter_mut().take(1).for_each(|byte| *byte ^= 1);
+        }
+        Ok(())
+    }
+}
+
+impl<F: Socket> Socket for Flipping<F> {
+    fn failure(&mut self) -> Option<Error> {
+        self.end.failure()
+    }
+    fn descriptors(&self) -> Vec<(BorrowedFd<'_>, bool)> {
+        self.end.descriptors()
+    }
+    fn due(&self) -> Duration {
+        self.end.due()
+    }
+}
