@@ -297,6 +297,24 @@ fn a_descriptor_that_is_not_awaited_is_refused_and_closed() {
     });
     // The pipe ends when no process holds its other end.
     assert_eq!(std::io::Read::read(&mut reader, &mut [0]).unwrap(), 0);
+
+    // Once the connection is open.
+    let memory = memory();
+    let good = memory.map().export(Protection::Read, &NoFaults).unwrap();
+    let mut stranger = crate::stranger::opened(&at, || receiver.poll());
+    stranger.say(&memory_record(memory.map().len(), &[0, 64]), Some(&good));
+    until("a connection", || {
+        receiver.poll();
+        receiver.link().is_some()
+    });
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    stranger.say(&record(4, &frame(1, 1), 0), Some(&OwnedFd::from(writer)));
+    until("a loss", || {
+        receiver.poll();
+        receiver.link().is_none()
+    });
+    assert!(receiver.frames.is_empty() && receiver.has(Error::BadFormat));
+    assert_eq!(std::io::Read::read(&mut reader, &mut [0]).unwrap(), 0);
 }
 
 /// A sender whose memory a receiver refuses learns that it is the memory.

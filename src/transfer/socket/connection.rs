@@ -143,6 +143,11 @@ impl Connection {
             }
             None => self.step(memory, options, now)?,
         };
+        if self.incoming.descriptor.is_some() {
+            return Err(
+                Error::new(Kind::BadFormat, "transfer connection").at("a descriptor behind the opening")
+            );
+        }
         match self.incoming.record(most)? {
             Some(record) => match record.says {
                 Says::Frame => {

@@ -112,27 +112,30 @@ impl Outgoing {
         Ok(all > 0)
     }
 
-    /// Makes the next piece.
+    /// Makes the next piece. After an error the connection's bytes go on where they ended: what could not be read is
+    /// sent as other bytes, which the receiver's digests find.
     fn fill(&mut self, memory: Option<&SendMemory>) -> Result<()> {
         self.piece.clear();
         self.at = 0;
         while self.piece.len() < PIECE
-            && let Some(part) = self.parts.pop_front()
+            && let Some(part) = self.parts.front()
         {
+            let bytes = match part {
+                Part::Bytes(bytes) => bytes.len(),
+                Part::Rows(_, run) => length(run),
+            };
+            reserve(&mut self.piece, bytes, "transfer connection", "bytes to send")?;
             self.weight = self.weight.saturating_sub(part.weight());
-            match part {
-                Part::Bytes(bytes) => {
-                    reserve(&mut self.piece, bytes.len(), "transfer connection", "bytes to send")?;
-                    self.piece.extend(bytes);
-                }
-                Part::Rows(origin, run) => {
-                    let memory = memory.ok_or_else(|| Error::new(Kind::Internal, "transfer connection"))?;
-                    let (first, bytes) = (self.piece.len(), length(&run));
-                    reserve(&mut self.piece, bytes, "transfer connection", "bytes of a run")?;
+            match self.parts.pop_front() {
+                Some(Part::Bytes(bytes)) => self.piece.extend(bytes),
+                Some(Part::Rows(origin, run)) => {
+                    let first = self.piece.len();
                     self.piece.resize(first + bytes, 0);
                     let to = self.piece.get_mut(first..).unwrap_or_default();
+                    let memory = memory.ok_or_else(|| Error::new(Kind::Internal, "transfer connection"))?;
                     memory.planes().read(memory.map(), origin, &run, to)?;
                 }
+                None => break,
             }
         }
         Ok(())
