@@ -119,6 +119,24 @@ fn every_byte_crosses_either_fabric_and_the_times_are_in_order() {
 }
 
 #[test]
+fn every_field_is_documented() {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/json.md")).unwrap();
+    let (_, section) = page.split_once("## `kind` \"transfer\"").unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let (_, done) = demo("fields", &["--fault", "flip:1"]);
+    let (_, failed) = demo("fields", &["--fault", "abort:1"]);
+    let mut fields = 0;
+    for entry in [&done, &failed, &done["timeline"][0]] {
+        let own = entry.as_object().unwrap().keys();
+        for field in own.filter(|field| !["schema", "forebay", "kind", "layer"].contains(&field.as_str())) {
+            assert!(section.contains(&format!("`{field}`")), "{field} is not on the page");
+            fields += 1;
+        }
+    }
+    assert!(fields > 30, "{fields}");
+}
+
+#[test]
 fn chunks_pages_and_a_ring_that_is_full_change_no_byte() {
     let done = demo("chunks", &["--chunk", "48", "--fabric", "tcp", "--spin"]);
     assert_eq!((done.0, &done.1["verified"]), (0, &true.into()), "{}", done.1);

@@ -33,6 +33,8 @@ mod machine;
 mod map;
 mod memfd;
 mod memory;
+#[cfg(feature = "transfer")]
+mod network;
 mod numa;
 mod partial;
 mod random;
@@ -54,6 +56,8 @@ pub use limit::unsignalled;
 pub use machine::{memory, memory_state, node_beside, processor, threads};
 pub use map::{Map, Request};
 pub use memory::{MemoryState, page_size};
+#[cfg(feature = "transfer")]
+pub(crate) use network::connect_to;
 pub use numa::near;
 pub use random::random;
 pub use range::{Piece, Range};
@@ -61,7 +65,5 @@ pub use refusal::io_text;
 pub(crate) use region::move_bytes;
 pub use region::{Protection, Region};
 pub(crate) use socket::connect;
-#[cfg(feature = "transfer")]
-pub(crate) use socket::connect_to;
 pub use socket::{Credentials, Received, credentials, receive, send, user, wait};
 pub(crate) use words::Words;

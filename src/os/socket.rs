@@ -1,4 +1,4 @@
-//! Bytes and descriptors between two processes of a host, over a Unix stream socket; bytes alone over one of a network.
+//! Bytes and descriptors between two processes of a host, over a Unix stream socket.
 //!
 //! [`send`] and [`receive`] never block; [`wait`] blocks until one of them can do something, for at most a given time.
 //! The kernel delivers bytes in order, and at most one descriptor with each call. It does not say with which of the
@@ -9,12 +9,11 @@
 //! connected.
 //!
 //! **What it does not do.** It listens nowhere; the standard library's `UnixListener` does. Its `UnixStream` connects
-//! too, but waits without end for a process that takes no connections, so [`connect`] is here. So is `connect_to`, for
-//! addresses of a network (feature `transfer`). [`send`], [`receive`] and [`wait`] take any stream socket.
+//! too, but waits without end for a process that takes no connections, so [`connect`] is here. [`send`], [`receive`]
+//! and [`wait`] take any stream socket.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::offset_of;
-use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -23,8 +22,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    self, AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, SockaddrStorage, UnixAddr, getsockopt,
-    recvmsg, sendmsg, sockopt,
+    self, AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, getsockopt, recvmsg,
+    sendmsg, sockopt,
 };
 
 use super::refusal::{OsResult, Refusal, answer, ask};
@@ -164,21 +163,6 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     let socket = UnixStream::from(socket);
     socket.set_nonblocking(false)?;
     Ok(socket)
-}
-
-/// Begins to connect to an address. A socket that can be sent to is connected, or its next call says why it is not.
-///
-/// # Errors
-/// The system's.
-#[cfg(feature = "transfer")]
-pub fn connect_to(address: SocketAddr) -> io::Result<TcpStream> {
-    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket = socket::socket(family, SockType::Stream, flags, None)?;
-    match socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
-        Ok(()) | Err(Errno::EINPROGRESS) => Ok(TcpStream::from(socket)),
-        Err(errno) => Err(errno.into()),
-    }
 }
 
 /// The effective user of this process, to compare with [`Credentials::user`].

@@ -46,16 +46,22 @@ impl Failure {
 
     /// From what an end was told.
     pub fn of(error: &Error) -> Failure {
-        Failure { reason: word(error.kind()).to_owned(), detail: Some(error.to_string()) }
+        Failure { reason: word(error.kind()).to_owned(), detail: Some(sentence(error)) }
     }
 
     /// Of a lost connection, with what is known about it.
     pub fn lost(why: Option<&Error>) -> Failure {
         match why {
             Some(error) if !matches!(error.kind(), Kind::TimedOut | Kind::PeerLost) => Failure::of(error),
-            _ => Failure { detail: why.map(ToString::to_string), ..Failure::new(word(Kind::PeerLost)) },
+            _ => Failure { detail: why.map(sentence), ..Failure::new(word(Kind::PeerLost)) },
         }
     }
+}
+
+/// What an error says, without its hint, which is for a caller that could do something else.
+fn sentence(error: &Error) -> String {
+    let text = error.to_string();
+    text.split_once("; ").map_or(text.as_str(), |(what, _)| what).to_owned()
 }
 
 /// A reason in a word or two.
