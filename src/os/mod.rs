@@ -61,7 +61,7 @@ pub use refusal::io_text;
 pub(crate) use region::move_bytes;
 pub use region::{Protection, Region};
 pub(crate) use socket::connect;
-#[cfg(feature = "transfer")]
-pub(crate) use socket::connect_to;
 pub use socket::{Credentials, Received, credentials, receive, send, user, wait};
+#[cfg(feature = "transfer")]
+pub(crate) use socket::{connect_to, is_refused};
 pub(crate) use words::Words;
