@@ -8,6 +8,8 @@ mod bad;
 mod large;
 #[path = "fabrics/rig.rs"]
 mod rig;
+#[path = "fabrics/stalls.rs"]
+mod stalls;
 #[path = "fabrics/stranger.rs"]
 mod stranger;
 #[path = "fabrics/strangers.rs"]

@@ -198,7 +198,7 @@ impl Map {
         protection: Protection,
         faults: &dyn Faults,
     ) -> Result<Map> {
-        let page = memfd::check(&descriptor, bytes, faults)?;
+        let page = memfd::check(&descriptor, bytes, protection, faults)?;
         let region = Region::shared(descriptor.as_fd(), bytes, protection, faults)
             .map_err(|refusal| refusal.error("adopt memory").with("wanted", bytes))?;
         Ok(Map { region, page, descriptor: Some(descriptor) })

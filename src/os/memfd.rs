@@ -8,7 +8,7 @@
 //! can map the memory only to read from then on.
 //!
 //! **A descriptor from another process** is not trusted ([`check`]): it must be such memory, of the stated size,
-//! with the size sealed.
+//! with the size sealed; and with writes sealed, where it shall only be read.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -95,13 +95,14 @@ pub(super) fn duplicate(fd: BorrowedFd<'_>, faults: &dyn Faults) -> OsResult<Own
     fd.try_clone_to_owned().map_err(|error| Refusal::io("fcntl", &error))
 }
 
-/// Checks a descriptor that another process made: shared memory of exactly `bytes` bytes, whose size is sealed.
-/// Returns the size of its pages.
+/// Checks a descriptor that another process made: shared memory of exactly `bytes` bytes, whose size is sealed. Where
+/// it shall be read only, new writes have to be sealed too: who may write may also give its pages back, and a page
+/// that is read again after that may find no memory and end this process by a signal. Returns the size of its pages.
 ///
 /// # Errors
 /// [`Kind::BadFormat`] with the stated and the real size, or for anything but sealed shared memory;
 /// [`Kind::OsRefused`].
-pub(super) fn check(fd: &OwnedFd, bytes: u64, faults: &dyn Faults) -> Result<u64> {
+pub(super) fn check(fd: &OwnedFd, bytes: u64, protection: Protection, faults: &dyn Faults) -> Result<u64> {
     const OPERATION: &str = "adopt memory";
     let wrong = |place: &'static str| Error::new(Kind::BadFormat, OPERATION).at(place);
     ask(faults, Call::Stat, "fstat").map_err(|refusal| refusal.error(OPERATION))?;
@@ -110,7 +111,11 @@ pub(super) fn check(fd: &OwnedFd, bytes: u64, faults: &dyn Faults) -> Result<u64
     let system = answer("fstatfs", fstatfs(fd)).map_err(|refusal| refusal.error(OPERATION))?;
     let page = u64::try_from(system.block_size()).unwrap_or(0).max(page_size());
     let sealed = match seals(fd.as_fd(), faults) {
-        Ok(seals) => seals.contains(policy(Protection::ReadWrite)),
+        Ok(seals) => {
+            let closed = SealFlag::F_SEAL_FUTURE_WRITE | SealFlag::F_SEAL_WRITE;
+            seals.contains(policy(Protection::ReadWrite))
+                && (protection == Protection::ReadWrite || seals.intersects(closed))
+        }
         // No seals: a file, a pipe, a socket.
         Err(refusal) if refusal.errno == libc::EINVAL => false,
         Err(refusal) => return Err(refusal.error(OPERATION)),

@@ -57,10 +57,15 @@ pub struct Credentials {
     pub group: u32,
 }
 
-/// The error of a refused call. A closed or reset connection is a lost peer.
+/// The error of a refused call. A connection that was closed, or whose other end cannot be reached, is a lost peer.
 fn failed(operation: &'static str) -> impl Fn(Refusal) -> Error {
     move |refusal| match refusal.errno {
-        libc::EPIPE | libc::ECONNRESET => Error::new(Kind::PeerLost, operation).at(refusal.to_string()),
+        libc::EPIPE
+        | libc::ECONNRESET
+        | libc::ECONNREFUSED
+        | libc::ETIMEDOUT
+        | libc::EHOSTUNREACH
+        | libc::ENETUNREACH => Error::new(Kind::PeerLost, operation).at(refusal.to_string()),
         _ => refusal.error(operation),
     }
 }
@@ -96,7 +101,7 @@ fn send_raw(socket: RawFd, bytes: &[u8], fds: &[RawFd], faults: &dyn Faults) -> 
 /// [`Kind::OsRefused`], also where this process may open no further file. The bytes and the descriptor are gone then.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8], faults: &dyn Faults) -> Result<Option<Received>> {
     const OPERATION: &str = "receive from a process";
-    ask(faults, Call::Receive, "recvmsg").map_err(|refusal| refusal.error(OPERATION))?;
+    ask(faults, Call::Receive, "recvmsg").map_err(failed(OPERATION))?;
     let socket = socket.as_fd().as_raw_fd();
     let mut ancillary = Ancillary([0; ONE]);
     let receive = || {
@@ -163,6 +168,22 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     let socket = UnixStream::from(socket);
     socket.set_nonblocking(false)?;
     Ok(socket)
+}
+
+/// Whether a connection that [`connect_to`](super::connect_to) has begun was refused, because no process listens. The system tells each
+/// failure once.
+///
+/// # Errors
+/// [`Kind::PeerLost`] for a host that cannot be reached; [`Kind::OsRefused`].
+#[cfg(feature = "transfer")]
+pub fn is_refused(socket: impl AsFd, faults: &dyn Faults) -> Result<bool> {
+    let failed = failed("connect to a process");
+    ask(faults, Call::Credentials, "getsockopt").map_err(&failed)?;
+    match answer("getsockopt", getsockopt(&socket.as_fd(), sockopt::SocketError)).map_err(&failed)? {
+        0 => Ok(false),
+        libc::ECONNREFUSED => Ok(true),
+        errno => Err(failed(Refusal { name: "connect", errno })),
+    }
 }
 
 /// The effective user of this process, to compare with [`Credentials::user`].
@@ -327,7 +348,13 @@ mod tests {
         let e = send(&a, b"x", None, &Inject::call(Call::Send, libc::EPERM)).unwrap_err();
         assert_eq!(e.place(), "sendmsg: Operation not permitted");
         let e = receive(&a, &mut [0], &Inject::call(Call::Receive, libc::EMFILE)).unwrap_err();
-        assert_eq!(e.place(), "recvmsg: Too many open files");
+        assert_eq!((e.kind(), e.place()), (Kind::OsRefused, "recvmsg: Too many open files"));
+        for errno in [libc::ETIMEDOUT, libc::EHOSTUNREACH] {
+            let refused = Inject::call(Call::Receive, errno);
+            assert_eq!(receive(&a, &mut [0], &refused).unwrap_err().kind(), Kind::PeerLost);
+            let refused = Inject::call(Call::Send, errno);
+            assert_eq!(send(&a, b"x", None, &refused).unwrap_err().kind(), Kind::PeerLost);
+        }
         let e =
             wait(&[(b.as_fd(), false)], Duration::ZERO, &Inject::call(Call::Poll, libc::ENOMEM)).unwrap_err();
         assert_eq!((e.kind(), e.place()), (Kind::OutOfMemory, "poll: Cannot allocate memory"));

@@ -110,7 +110,8 @@ fn a_foreign_descriptor_is_refused_and_closed() {
     const NOT_SEALED: &str = "a descriptor that is not shared memory of sealed size";
     let page = page_size();
     let size = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
-    let all = size | SealFlag::F_SEAL_SEAL;
+    let open = size | SealFlag::F_SEAL_SEAL;
+    let all = open | SealFlag::F_SEAL_FUTURE_WRITE;
     let adopt = |fd: OwnedFd, bytes| refused(Map::adopt(fd, bytes, Protection::Read, &NoFaults));
     let (reader, writer) = std::io::pipe().unwrap();
     let file = File::open("/proc/self/exe").unwrap();
@@ -120,6 +121,8 @@ fn a_foreign_descriptor_is_refused_and_closed() {
         (foreign(page, SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL), page),
         // A process that holds it could still forbid the mapping that is about to be made.
         (foreign(page, size), page),
+        // Its holder could take pages out of it while they are read.
+        (foreign(page, open), page),
         (OwnedFd::from(writer), page),
         (file.into(), whole),
     ] {
@@ -136,6 +139,9 @@ fn a_foreign_descriptor_is_refused_and_closed() {
     }
     let map = Map::adopt(foreign(page, all), page, Protection::Read, &NoFaults).unwrap();
     assert_eq!((map.len(), map.page_bytes()), (page, page));
+    Map::adopt(foreign(page, open | SealFlag::F_SEAL_WRITE), page, Protection::Read, &NoFaults).unwrap();
+    // Memory that this process writes others may write too.
+    Map::adopt(foreign(page, open), page, Protection::ReadWrite, &NoFaults).unwrap();
 }
 
 #[test]

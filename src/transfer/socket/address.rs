@@ -3,14 +3,15 @@
 //! Both ends of a Unix socket have to be processes of one user.
 //!
 //! **A file that is there already** is one that a killed process left, if no process takes a connection through it. It
-//! is replaced then. Two processes that find the same such file at the same moment may both replace it, and the first
-//! one is found by no sender: each receiver needs a path of its own.
+//! is replaced then. A receiver holds the lock of a second file, `<path>.lock`, from before it looks until it is gone.
+//! So of two that start at once one is refused. Both files are removed with the receiver; a socket that another program
+//! has put there is left.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -30,14 +31,63 @@ pub enum Address {
 #[derive(Debug)]
 pub enum Listener {
     Tcp(TcpListener),
-    Unix(UnixListener, PathBuf),
+    Unix(Bound),
 }
 
-impl Drop for Listener {
+/// A socket at a path. Its file is removed with it.
+#[derive(Debug)]
+pub struct Bound {
+    socket: UnixListener,
+    path: PathBuf,
+    /// The file's device and number.
+    file: (u64, u64),
+    /// It is given back last.
+    _claim: Claim,
+}
+
+impl Drop for Bound {
     fn drop(&mut self) {
-        if let Listener::Unix(_, path) = self {
-            // It may be gone with its folder.
-            let _ = fs::remove_file(path);
+        // It may be gone with its folder, and another program's file may be there.
+        if fs::symlink_metadata(&self.path).is_ok_and(|of| (of.dev(), of.ino()) == self.file) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// The lock of a path. Its file is removed before the lock is released.
+#[derive(Debug)]
+struct Claim {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Claim {
+    /// Takes the lock of a path. It counts if its file still has the name: one that was removed holds nothing.
+    fn take(of: &Path) -> io::Result<Claim> {
+        let mut name = of.as_os_str().to_owned();
+        name.push(".lock");
+        let path = PathBuf::from(name);
+        loop {
+            let lock = File::options().write(true).create(true).truncate(false).open(&path)?;
+            match lock.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Err(ErrorKind::AddrInUse.into()),
+                Err(TryLockError::Error(error)) => return Err(error),
+            }
+            let held = lock.metadata()?;
+            match fs::metadata(&path) {
+                Ok(named) if (named.dev(), named.ino()) == (held.dev(), held.ino()) => {
+                    return Ok(Claim { path, _lock: lock });
+                }
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
         }
     }
 }
@@ -112,7 +162,7 @@ impl Address {
     pub fn listen(&self) -> Result<Listener> {
         let bound = match self {
             Address::Tcp(address) => TcpListener::bind(address).map(Listener::Tcp),
-            Address::Unix(path) => bind(path).map(|socket| Listener::Unix(socket, path.clone())),
+            Address::Unix(path) => bind(path).map(Listener::Unix),
         };
         let listener = bound.map_err(|error| match error.kind() {
             ErrorKind::AddrInUse => failed(Kind::Busy, "listen", self)(error)
@@ -122,7 +172,7 @@ impl Address {
         })?;
         match &listener {
             Listener::Tcp(socket) => socket.set_nonblocking(true),
-            Listener::Unix(socket, _) => socket.set_nonblocking(true),
+            Listener::Unix(of) => of.socket.set_nonblocking(true),
         }
         .map_err(failed(Kind::OsRefused, "listen", self))?;
         Ok(listener)
@@ -130,8 +180,9 @@ impl Address {
 }
 
 /// Binds a path, in place of a file that a killed process left.
-fn bind(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
+fn bind(path: &Path) -> io::Result<Bound> {
+    let claim = Claim::take(path)?;
+    let socket = match UnixListener::bind(path) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
             // A file that is no socket refuses connections too.
             let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
@@ -144,22 +195,25 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
             }
         }
         bound => bound,
-    }
+    }?;
+    let file = fs::symlink_metadata(path)?;
+    Ok(Bound { socket, path: path.to_owned(), file: (file.dev(), file.ino()), _claim: claim })
 }
 
 impl Listener {
     /// A connection that was made, if there is one.
     ///
     /// # Errors
-    /// [`Kind::OsRefused`], as where this process may open no further file; [`Kind::InvalidConfig`] for a process of
-    /// another user, which is not connected then.
+    /// [`Kind::Exhausted`] where the system has no room for a connection now, as where this process may open no further
+    /// file. All others cost that connection alone: [`Kind::InvalidConfig`] for a process of another user,
+    /// [`Kind::OsRefused`].
     pub fn accept(&self, faults: &dyn Faults) -> Result<Option<OwnedFd>> {
         let accepted = match self {
             Listener::Tcp(socket) => socket.accept().and_then(|(socket, _)| {
                 socket.set_nodelay(true)?;
                 Ok(OwnedFd::from(socket))
             }),
-            Listener::Unix(socket, _) => socket.accept().map(|(socket, _)| OwnedFd::from(socket)),
+            Listener::Unix(of) => of.socket.accept().map(|(socket, _)| OwnedFd::from(socket)),
         };
         match accepted {
             Ok(socket) => {
@@ -176,9 +230,15 @@ impl Listener {
             {
                 Ok(None)
             }
-            Err(error) => Err(Error::new(Kind::OsRefused, OPERATION)
-                .at(format!("accept: {}", io_text(&error)))
-                .hint("raise this process's limit of open files (ulimit -n)")),
+            Err(error) => {
+                let full = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
+                let is_full = error.raw_os_error().is_some_and(|errno| full.contains(&errno));
+                let kind = if is_full { Kind::Exhausted } else { Kind::OsRefused };
+                let place = format!("accept: {}", io_text(&error));
+                Err(Error::new(kind, OPERATION)
+                    .at(place)
+                    .hint("raise this process's limit of open files (ulimit -n)"))
+            }
         }
     }
 
@@ -193,7 +253,7 @@ impl Listener {
     pub fn socket(&self) -> BorrowedFd<'_> {
         match self {
             Listener::Tcp(socket) => socket.as_fd(),
-            Listener::Unix(socket, _) => socket.as_fd(),
+            Listener::Unix(of) => of.socket.as_fd(),
         }
     }
 }

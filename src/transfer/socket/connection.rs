@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind, Result};
+use crate::os;
 use crate::transfer::memory::SendMemory;
 use crate::transfer::runs::Run;
 use crate::transfer::socket::incoming::Incoming;
@@ -37,6 +38,10 @@ pub struct Connection {
     pub outgoing: Outgoing,
     heard: Instant,
     said: Instant,
+    /// Since when something waits to be sent of which the socket takes nothing.
+    stuck: Option<Instant>,
+    /// Its times were put off since the other end was heard.
+    excused: bool,
     /// The weight of what was refused last, until there is room for it.
     refused: Option<usize>,
 }
@@ -44,7 +49,16 @@ pub struct Connection {
 impl Connection {
     pub fn new(socket: OwnedFd, now: Instant) -> Connection {
         let (incoming, outgoing) = (Incoming::default(), Outgoing::default());
-        Connection { socket, incoming, outgoing, heard: now, said: now, refused: None }
+        let (heard, said) = (now, now);
+        Connection { socket, incoming, outgoing, heard, said, stuck: None, excused: false, refused: None }
+    }
+
+    /// Whether no process listens where it was begun to.
+    ///
+    /// # Errors
+    /// Those of [`os::is_refused`].
+    pub fn is_refused(&self, options: &Options) -> Result<bool> {
+        os::is_refused(self.socket.as_fd(), &*options.faults)
     }
 
     /// The socket, and whether something waits to be sent.
@@ -52,14 +66,32 @@ impl Connection {
         (self.socket.as_fd(), self.outgoing.waiting() > 0)
     }
 
-    /// When it has to be served next although nothing happens.
-    pub fn due(&self, options: &Options) -> Instant {
-        (self.said + options.alive).min(self.heard + options.lost)
+    /// When it has to be served next although nothing happens; none for a time that no clock reaches. A sign of life
+    /// is due only where nothing waits to be sent.
+    pub fn due(&self, options: &Options) -> Option<Instant> {
+        let says = if self.outgoing.waiting() == 0 { self.said.checked_add(options.alive) } else { None };
+        let times = [says, self.heard.checked_add(options.lost), self.ends(options)];
+        times.into_iter().flatten().min()
+    }
+
+    /// When it is lost because the other end reads nothing.
+    fn ends(&self, options: &Options) -> Option<Instant> {
+        self.stuck?.checked_add(options.lost)
+    }
+
+    /// Puts off its times, because this end was not polled for long: at least `left` of [`Options::lost`] is left.
+    /// Only once until the other end is heard, so that no end which is polled seldom keeps a lost connection.
+    pub fn excuse(&mut self, options: &Options, left: Duration, now: Instant) {
+        let Some(first) = now.checked_sub(options.lost.saturating_sub(left)) else { return };
+        if !std::mem::replace(&mut self.excused, true) {
+            self.heard = self.heard.max(first);
+            self.stuck = self.stuck.map(|since| since.max(first));
+        }
     }
 
     /// Whether [`Connection::serve`] finds something that is here already.
     pub fn is_ready(&self, options: &Options, most: usize) -> bool {
-        self.has_room(options) || !matches!(self.incoming.record(most), Ok(None))
+        self.has_room(options) || self.outgoing.is_broken() || !matches!(self.incoming.record(most), Ok(None))
     }
 
     fn has_room(&self, options: &Options) -> bool {
@@ -97,9 +129,15 @@ impl Connection {
     /// # Errors
     /// Those of [`Outgoing::flush`].
     pub fn flush(&mut self, memory: Option<&SendMemory>, options: &Options, now: Instant) -> Result<()> {
-        if self.outgoing.flush(self.socket.as_fd(), memory, &*options.faults)? {
+        let took = self.outgoing.flush(self.socket.as_fd(), memory, &*options.faults)?;
+        if took {
             self.said = now;
         }
+        self.stuck = match self.outgoing.waiting() {
+            0 => None,
+            _ if took => Some(now),
+            _ => self.stuck.or(Some(now)),
+        };
         Ok(())
     }
 
@@ -109,18 +147,22 @@ impl Connection {
     /// Those of [`Connection::flush`] and [`Incoming::read`]. What the other end said before it closed comes first.
     pub fn step(&mut self, memory: Option<&SendMemory>, options: &Options, now: Instant) -> Result<bool> {
         let sent = self.flush(memory, options, now);
-        if self.incoming.read(self.socket.as_fd(), &*options.faults)? {
-            self.heard = now;
-            return Ok(true);
+        match self.incoming.read(self.socket.as_fd(), &*options.faults) {
+            Ok(true) => {
+                (self.heard, self.excused) = (now, false);
+                Ok(true)
+            }
+            Ok(false) => sent.map(|()| false),
+            // The system tells why a connection has failed only once.
+            Err(error) => Err(sent.err().unwrap_or(error)),
         }
-        sent.map(|()| false)
     }
 
     /// The turn of an open connection.
     ///
     /// # Errors
     /// Those of [`Connection::step`]; [`Kind::BadFormat`] for records that no end sends; [`Kind::PeerLost`] for an end
-    /// that gave no sign of life, or has refused the connection. The connection is of no use after any.
+    /// that gave no sign of life, reads nothing, or has refused the connection. The connection is of no use after any.
     pub fn serve(
         &mut self,
         memory: Option<&SendMemory>,
@@ -129,6 +171,7 @@ impl Connection {
         most: usize,
     ) -> Result<Served> {
         if self.outgoing.waiting() == 0 && now.saturating_duration_since(self.said) >= options.alive {
+            self.outgoing.release();
             self.outgoing.push(Header { says: Says::Alive, own: 0, behind: 0 }.encode().to_vec());
         }
         if self.has_room(options) {
@@ -144,9 +187,15 @@ impl Connection {
             None => self.step(memory, options, now)?,
         };
         if self.incoming.descriptor.is_some() {
-            return Err(
-                Error::new(Kind::BadFormat, "transfer connection").at("a descriptor behind the opening")
-            );
+            return Err(Error::new(Kind::BadFormat, "transfer connection")
+                .at("a descriptor that no record announces"));
+        }
+        if self.ends(options).is_some_and(|end| end <= now) {
+            return Err(Error::new(Kind::PeerLost, "transfer connection")
+                .at("an end that reads nothing")
+                .with("waiting", self.outgoing.waiting() as u64)
+                .with("seconds", options.lost.as_secs())
+                .hint("see whether that process polls its end of the fabric"));
         }
         match self.incoming.record(most)? {
             Some(record) => match record.says {
@@ -156,6 +205,8 @@ impl Connection {
                 }
                 Says::Alive => {
                     self.incoming.consume(record.behind.end);
+                    // The other end has had nothing to say for a while.
+                    self.incoming.release();
                     Ok(Served::Alive)
                 }
                 Says::Refused => {

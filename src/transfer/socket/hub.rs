@@ -2,7 +2,8 @@
 //!
 //! A poll takes new connections, goes on with openings, and then gives one connection after another its turn, until
 //! something has happened. The next poll begins with the connection after that one. So none waits for another one's
-//! backlog, and strangers cost each poll at most [`Options::unopened`] calls of the system.
+//! backlog. New connections and openings are looked at in a poll that would find nothing else, and after every 8
+//! events. So strangers cost at most [`Options::unopened`] calls of the system for 8 events.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Bound, Range};
@@ -20,9 +21,12 @@ use crate::transfer::socket::connection::{Connection, Served};
 use crate::transfer::socket::dial::Dial;
 use crate::transfer::socket::opening::{Adopted, Opening, Side, Way};
 use crate::transfer::socket::options::Options;
+use crate::transfer::socket::refusal;
 
 /// The most connections that a poll takes.
 const ACCEPTS: usize = 16;
+/// Events after which a poll looks again for new connections, if none before had nothing.
+const EVENTS: u32 = 8;
 /// How long none are taken after the system refused one.
 const PAUSE: Duration = Duration::from_millis(50);
 /// The most failures that are kept; the oldest go first.
@@ -46,6 +50,11 @@ struct Link {
     adopted: Option<Adopted>,
 }
 
+/// Whether it is about a connection, of what waits to be told: beginnings and ends.
+const fn is_of(told: &Happened, of: u32) -> bool {
+    matches!(told, Happened::Connected { link, .. } | Happened::Lost { link } if *link == of)
+}
+
 #[derive(Debug)]
 pub struct Hub {
     side: Side,
@@ -55,15 +64,19 @@ pub struct Hub {
     listener: Option<Listener>,
     /// No connection is taken before.
     paused: Option<Instant>,
+    /// When it was polled last.
+    polled: Instant,
     dials: BTreeMap<u32, Dial>,
     dialled: u32,
     unopened: VecDeque<Unopened>,
     links: BTreeMap<u32, Link>,
     /// The next connection's number.
-    next: u32,
+    number: u32,
     /// The connection that had the last turn.
     turn: u32,
     told: VecDeque<Happened>,
+    /// Events since a poll looked for new connections.
+    given: u32,
     failures: VecDeque<Error>,
     /// The frame that the last poll gave: its connection, and the rows behind it.
     held: Option<(u32, Range<usize>)>,
@@ -79,13 +92,15 @@ impl Hub {
             memory: None,
             listener: None,
             paused: None,
+            polled: Instant::now(),
             dials: BTreeMap::new(),
             dialled: 0,
             unopened: VecDeque::new(),
             links: BTreeMap::new(),
-            next: 0,
+            number: 0,
             turn: 0,
             told: VecDeque::new(),
+            given: 0,
             failures: VecDeque::new(),
             held: None,
         })
@@ -135,8 +150,12 @@ impl Hub {
         let links: Vec<u32> =
             self.links.iter().filter(|(_, of)| of.dial == Some(dial)).map(|(link, _)| *link).collect();
         for link in links {
+            // The engine knows none whose beginning it was not told.
+            let known = !self.told.iter().any(|told| is_of(told, link));
             self.close(link);
-            self.told.push_back(Happened::Lost { link });
+            if known {
+                self.told.push_back(Happened::Lost { link });
+            }
         }
     }
 
@@ -169,11 +188,31 @@ impl Hub {
     pub fn poll(&mut self, frame: &mut Vec<u8>) -> Result<Option<Happened>> {
         self.let_go();
         let now = Instant::now();
+        self.excuse(now);
+        let looks = self.given == 0;
+        if looks {
+            self.begins(now);
+        }
+        let mut happened = self.next(now, frame);
+        if happened.is_none() && !looks {
+            self.begins(now);
+            happened = self.next(now, frame);
+        }
+        self.given = if happened.is_some() { (self.given + 1) % EVENTS } else { 0 };
+        Ok(happened)
+    }
+
+    /// Goes on with connections that are not open.
+    fn begins(&mut self, now: Instant) {
         self.connect(now);
         self.accept(now);
         self.open(now);
+    }
+
+    /// What happens next at connections that are open.
+    fn next(&mut self, now: Instant, frame: &mut Vec<u8>) -> Option<Happened> {
         if let Some(happened) = self.told.pop_front() {
-            return Ok(Some(happened));
+            return Some(happened);
         }
         for _ in 0..self.links.len() {
             let after = (Bound::Excluded(self.turn), Bound::Unbounded);
@@ -182,15 +221,25 @@ impl Hub {
             self.turn = link;
             match self.serve(link, now, frame) {
                 Ok(None) => {}
-                Ok(happened) => return Ok(happened),
+                Ok(happened) => return happened,
                 Err(error) => {
                     self.failed(error);
                     self.close(link);
-                    return Ok(Some(Happened::Lost { link }));
+                    return Some(Happened::Lost { link });
                 }
             }
         }
-        Ok(None)
+        None
+    }
+
+    /// Puts off what other ends have to do in time, if this end was not polled for long: it was not there to hear
+    /// them, and whatever has held it up may have held them up too.
+    fn excuse(&mut self, now: Instant) {
+        let gap = now.saturating_duration_since(std::mem::replace(&mut self.polled, now));
+        let half = self.options.lost / 2;
+        if gap > half {
+            self.links.values_mut().for_each(|of| of.connection.excuse(&self.options, half, now));
+        }
     }
 
     /// Lets the last frame and its rows go.
@@ -249,6 +298,7 @@ impl Hub {
         if self.held.as_ref().is_some_and(|(of, _)| *of == link) {
             self.held = None;
         }
+        self.told.retain(|told| !is_of(told, link));
     }
 
     fn dial_again(&mut self, dial: Option<u32>, now: Instant, open: Duration) {
@@ -288,16 +338,19 @@ impl Hub {
                 Ok(None) => return,
                 Ok(Some(socket)) => {
                     if self.unopened.len() >= self.options.unopened {
-                        self.unopened.pop_front();
+                        // One that has said hello may belong here.
+                        let silent = self.unopened.iter().position(|of| of.opening.is_silent());
+                        self.unopened.remove(silent.unwrap_or(0));
                     }
                     self.begin(socket, None, now);
                 }
                 Err(error) => {
-                    if error.kind() == Kind::OsRefused {
-                        self.paused = Some(now + PAUSE);
-                    }
+                    let is_full = error.kind() == Kind::Exhausted;
                     self.failed(error);
-                    return;
+                    if is_full {
+                        self.paused = Some(now + PAUSE);
+                        return;
+                    }
                 }
             }
         }
@@ -318,11 +371,13 @@ impl Hub {
     fn open(&mut self, now: Instant) {
         for _ in 0..self.unopened.len() {
             let Some(mut of) = self.unopened.pop_front() else { return };
-            match of.opening.advance(&mut of.connection, self.memory.as_deref(), &self.options, now) {
+            match self.advance(&mut of, now) {
                 Ok(false) if now.saturating_duration_since(of.since) < self.options.opening => {
                     self.unopened.push_back(of);
                 }
                 Ok(true) => self.opened(of, now),
+                // No process listens, or what listens takes no more connections now.
+                Err(None) => self.dial_again(of.dial, now, Duration::ZERO),
                 Ok(false) => {
                     self.dial_again(of.dial, now, Duration::ZERO);
                     self.failed(
@@ -332,27 +387,34 @@ impl Hub {
                             .hint("see whether the other end runs, and is one of the same fabric"),
                     );
                 }
-                Err(error) => {
+                Err(Some(error)) => {
                     self.dial_again(of.dial, now, Duration::ZERO);
-                    // No process listens, or what listens takes no more connections now.
-                    let absent = of.dial.is_some() && of.opening.is_silent();
-                    if !absent || !matches!(error.kind(), Kind::OsRefused | Kind::PeerLost) {
-                        self.failed(error);
-                    }
+                    self.failed(error);
                 }
             }
         }
     }
 
+    /// Goes on with one. The error is none if there is no process yet to connect to.
+    fn advance(&self, of: &mut Unopened, now: Instant) -> std::result::Result<bool, Option<Error>> {
+        let is_absent = |of: &Unopened| of.dial.is_some() && of.opening.is_silent();
+        if is_absent(of) && of.connection.is_refused(&self.options)? {
+            return Err(None);
+        }
+        let full = self.links.len() >= self.options.links;
+        let (memory, options) = (self.memory.as_deref(), &self.options);
+        let advanced = of.opening.advance(&mut of.connection, memory, options, now, full);
+        advanced.map_err(|error| Some(error).filter(|error| !is_absent(of) || error.kind() != Kind::PeerLost))
+    }
+
     fn opened(&mut self, mut of: Unopened, now: Instant) {
-        let next = self.next.checked_add(1).filter(|_| self.links.len() < self.options.links);
+        let next = self.number.checked_add(1).filter(|_| self.links.len() < self.options.links);
         let Some(next) = next else {
             self.dial_again(of.dial, now, Duration::ZERO);
-            let error = Error::new(Kind::Exhausted, "transfer connection").at("connections of an end");
-            self.failed(error.with("links", self.options.links as u64).hint("raise links"));
+            self.failed(refusal::full(self.options.links));
             return;
         };
-        let (link, adopted) = (std::mem::replace(&mut self.next, next), of.opening.adopted.take());
+        let (link, adopted) = (std::mem::replace(&mut self.number, next), of.opening.adopted.take());
         self.links.insert(link, Link { connection: of.connection, since: now, dial: of.dial, adopted });
         self.told.push_back(Happened::Connected { link, far: false });
     }
@@ -372,8 +434,8 @@ impl Hub {
             return Duration::ZERO;
         }
         let dials = self.dials.values().filter_map(|dial| dial.next);
-        let unopened = self.unopened.iter().map(|of| of.since + self.options.opening);
-        let links = self.links.values().map(|of| of.connection.due(&self.options));
+        let unopened = self.unopened.iter().filter_map(|of| of.since.checked_add(self.options.opening));
+        let links = self.links.values().filter_map(|of| of.connection.due(&self.options));
         let first = dials.chain(unopened).chain(links).chain(self.paused).min();
         first.map_or(Duration::MAX, |first| first.saturating_duration_since(Instant::now()))
     }

@@ -1,12 +1,14 @@
 //! What has come on a connection and was not taken yet.
 //!
-//! The buffer grows with what has arrived, by at most [`PIECE`] bytes ahead of it, whatever a header claims. A
-//! connection is not read while a whole record waits. So it keeps at most one record and a piece.
+//! The buffer grows with what has arrived, to at most twice that and [`PIECE`] bytes, whatever a header claims. A
+//! connection is not read while a whole record waits. So it keeps at most one record and a piece. A buffer that a long
+//! record has made long is given back when the other end has had nothing to say for a while.
 
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use crate::error::{Error, Kind, Result};
+use crate::fallible::reserve;
 use crate::os::{self, Faults};
 use crate::transfer::socket::record::{HEADER, Header, Says};
 
@@ -39,12 +41,17 @@ impl Incoming {
     /// # Errors
     /// Those of [`os::receive`]; [`Kind::BadFormat`] for a second descriptor; [`Kind::OutOfMemory`].
     pub fn read(&mut self, socket: BorrowedFd<'_>, faults: &dyn Faults) -> Result<bool> {
-        let missing = self.header().map_or(SHORT, |header| header.saturating_sub(self.end - self.at));
+        let whole = self.header();
+        let missing = whole.map_or(SHORT, |whole| whole.saturating_sub(self.end - self.at));
         let wanted = self.end + missing.clamp(SHORT, PIECE);
         if self.room.len() < wanted {
-            self.room.try_reserve(wanted - self.room.len()).map_err(|_| {
-                Error::new(Kind::OutOfMemory, "transfer connection").with("bytes", wanted as u64)
-            })?;
+            if self.room.capacity() < wanted {
+                // Twice as much each time, so that little is copied, but not more than the record and a piece.
+                let most = self.at + whole.unwrap_or(0) + PIECE;
+                let capacity = wanted.max(self.room.capacity().saturating_mul(2).min(most));
+                let more = capacity - self.room.len();
+                reserve(&mut self.room, more, "transfer connection", "what has come")?;
+            }
             self.room.resize(wanted, 0);
         }
         let room = self.room.get_mut(self.end..wanted).unwrap_or_default();
@@ -69,7 +76,14 @@ impl Incoming {
 
     /// The bytes of memory that it keeps.
     pub const fn kept(&self) -> usize {
-        self.room.len()
+        self.room.capacity()
+    }
+
+    /// Gives the buffer back if it is long and empty.
+    pub fn release(&mut self) {
+        if self.at == self.end && self.room.capacity() > PIECE {
+            (self.room, self.at, self.end) = (Vec::new(), 0, 0);
+        }
     }
 
     /// All bytes of a record that has begun, if its header is there and was found good.
@@ -78,13 +92,20 @@ impl Incoming {
         Header::decode(header, usize::MAX).ok().map(Header::total)
     }
 
+    /// The header of the next record, if it is there.
+    ///
+    /// # Errors
+    /// As [`Incoming::record`].
+    pub fn head(&self, most: usize) -> Result<Option<Header>> {
+        self.arrived().first_chunk().map(|header| Header::decode(*header, most)).transpose()
+    }
+
     /// The next record, if all of it is there. At most `most` bytes of rows may be behind it.
     ///
     /// # Errors
     /// [`Kind::BadFormat`], as soon as its header is there.
     pub fn record(&self, most: usize) -> Result<Option<Record>> {
-        let Some(header) = self.arrived().first_chunk::<HEADER>() else { return Ok(None) };
-        let header = Header::decode(*header, most)?;
+        let Some(header) = self.head(most)? else { return Ok(None) };
         let (first, end) = (self.at + HEADER, self.at + header.total());
         let own = first..first + header.own;
         let behind = own.end..end;

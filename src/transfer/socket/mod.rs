@@ -7,7 +7,8 @@
 //! **States of a connection.** It *opens*: both sides say hello and prove that they know the token, if there is one
 //! (`opening`). It is open from [`Happened::Connected`](crate::transfer::fabric::Happened::Connected) on: frames go
 //! both ways as records (`record`), each with its lengths before it. It is lost when a socket fails or is closed, when
-//! the other end sends what no end sends, or when nothing has come from it for [`Options::lost`].
+//! the other end sends what no end sends, or when nothing has come from it for [`Options::lost`], or it has taken
+//! nothing of what waits for it for as long.
 //! [`TcpSender::failure`] says why.
 //!
 //! **Calls.** No call waits but `wait`. An engine's transfer thread polls until it gives none, and then waits for
@@ -20,8 +21,8 @@
 //! to send or one frame with its rows. Rows to send wait as places in the sender's memory. A length is checked before
 //! a byte behind it is kept.
 //!
-//! **Costs.** A poll makes one call of the system to take connections, and for each connection one to receive until
-//! something has happened.
+//! **Costs.** A poll makes one call of the system for each connection, to receive, until something has happened. One
+//! that finds nothing, and one of 8 others, also makes one to take connections and one for each that is not open.
 //!
 //! **What it does not do.** It starts no thread. It hides nothing and protects no byte against changes on its way: a
 //! token says who opens a connection, and digests find what went wrong by accident. A tunnel does the rest.

@@ -9,7 +9,11 @@
 //! 3. Over shared memory the sender hands over its memory.
 //!
 //! An end that refuses says why in a byte, if the other one said hello ([`refusal`]). Anything else ends the
-//! connection. A proof is compared as a whole, so that the time tells nothing of it.
+//! connection, as soon as a record's header shows it. A proof is compared as a whole, so that the time tells nothing of
+//! it. A receiver that has as many connections as it may says so before its proof.
+//!
+//! **What a stranger learns.** One that listens at a receiver's address gets a sender's proof, and may try tokens
+//! against it for as long as it likes. So a token has to be long and random: a word or a phrase would be found.
 //!
 //! **What it does not do.** It hides nothing, and binds no byte that follows to the token. Over a network that others
 //! can read or change, a tunnel (WireGuard, TLS) has to.
@@ -136,22 +140,24 @@ impl Opening {
     /// Goes on as far as what came allows. Returns whether the connection is open.
     ///
     /// # Errors
-    /// [`Kind::BadFormat`] for other bytes or memory, [`Kind::BadVersion`], [`Kind::InvalidConfig`] for another token;
-    /// those of the connection. It is of no use after any.
+    /// [`Kind::BadFormat`] for other bytes or memory, [`Kind::BadVersion`], [`Kind::InvalidConfig`] for another token,
+    /// [`Kind::Exhausted`] where an end is `full`; those of the connection. It is of no use after any.
     pub fn advance(
         &mut self,
         connection: &mut Connection,
         memory: Option<&SendMemory>,
         options: &Options,
         now: Instant,
+        full: bool,
     ) -> Result<bool> {
         connection.step(None, options, now)?;
-        let done = self.take(connection, memory, &*options.faults);
+        let done = self.take(connection, memory, options, full);
         if let Err(error) = &done
             && self.stage != Stage::Hello
         {
             let why = match error.kind() {
                 Kind::InvalidConfig => refusal::TOKEN,
+                Kind::Exhausted => refusal::FULL,
                 _ if self.stage == Stage::Memory => refusal::MEMORY,
                 _ => refusal::OTHER,
             };
@@ -167,24 +173,35 @@ impl Opening {
         &mut self,
         connection: &mut Connection,
         memory: Option<&SendMemory>,
-        faults: &dyn Faults,
+        options: &Options,
+        full: bool,
     ) -> Result<()> {
         if self.stage == Stage::Hello && !self.take_hello(connection)? {
             return Ok(());
         }
         while self.stage != Stage::Open
-            && let Some(found) = connection.incoming.record(0)?
+            && let Some(header) = connection.incoming.head(0)?
         {
+            // Before all of it is there: of a stranger no more is kept than a proof.
+            if !matches!(
+                (header.says, self.stage),
+                (Says::Refused, _) | (Says::Proof, Stage::Proof) | (Says::Memory, Stage::Memory)
+            ) {
+                return Err(foreign());
+            }
+            let Some(found) = connection.incoming.record(0)? else { break };
             let own = connection.incoming.bytes(found.own).to_vec();
             connection.incoming.consume(found.behind.end);
-            match (found.says, self.stage) {
-                (Says::Proof, Stage::Proof) => self.take_proof(&own, connection, memory, faults)?,
-                (Says::Memory, Stage::Memory) => {
-                    self.adopted = Some(adopt(&own, connection.incoming.descriptor.take(), faults)?);
+            match found.says {
+                Says::Proof => {
+                    self.take_proof(&own, connection, memory, options, full)?;
+                }
+                Says::Memory => {
+                    let descriptor = connection.incoming.descriptor.take();
+                    self.adopted = Some(adopt(&own, descriptor, &*options.faults)?);
                     self.stage = Stage::Open;
                 }
-                (Says::Refused, _) => return Err(refusal::error(own.first().copied().unwrap_or(0))),
-                _ => return Err(foreign()),
+                _ => return Err(refusal::error(own.first().copied().unwrap_or(0))),
             }
         }
         match connection.incoming.descriptor {
@@ -236,11 +253,15 @@ impl Opening {
         own: &[u8],
         connection: &mut Connection,
         memory: Option<&SendMemory>,
-        faults: &dyn Faults,
+        options: &Options,
+        full: bool,
     ) -> Result<()> {
         let expected = self.proof(self.theirs());
         if !own.first_chunk().is_some_and(|proof| is_same(proof, &expected)) {
             return Err(refusal::token());
+        }
+        if full {
+            return Err(refusal::full(options.links));
         }
         self.stage = Stage::Open;
         match (self.side, self.way) {
@@ -254,7 +275,7 @@ impl Opening {
             (Side::Sender, Way::Stream) => Ok(()),
             (Side::Sender, Way::Shared) => {
                 let memory = memory.ok_or_else(|| Error::new(Kind::Internal, OPERATION))?;
-                let descriptor = memory.map().export(Protection::Read, faults)?;
+                let descriptor = memory.map().export(Protection::Read, &*options.faults)?;
                 connection.outgoing.push_with(record(Says::Memory, &told(memory)?), descriptor);
                 Ok(())
             }

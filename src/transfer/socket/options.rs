@@ -52,6 +52,8 @@ pub struct Options {
     /// After how long without another byte to send a sign of life is sent.
     pub alive: Duration,
     /// After how long without a byte from the other end the connection is lost; longer than the other end's `alive`.
+    /// Also after how long in which the other end takes nothing of what waits for it. Where this end was not polled
+    /// for more than half of it, half of it is added once.
     pub lost: Duration,
     /// How long an opening may take.
     pub opening: Duration,
@@ -90,8 +92,8 @@ impl Options {
     /// [`Kind::InvalidConfig`] for values with which no connection works.
     pub(super) fn check(&self) -> Result<()> {
         let wrong = |place| Err(Error::new(Kind::InvalidConfig, "transfer socket").at(place));
-        if self.lost <= self.alive {
-            return wrong("lost: not longer than alive");
+        if self.alive.is_zero() || self.lost <= self.alive {
+            return wrong("alive and lost: zero, or lost is not longer than alive");
         }
         if self.queue < 4 * FRAME_MAX {
             return wrong("queue: less than four frames");

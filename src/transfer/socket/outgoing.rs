@@ -2,6 +2,12 @@
 //!
 //! Rows wait as places in the sender's memory, which holds them until they are answered. They are read piece by piece,
 //! when the socket takes them. So a slow receiver costs the places of its rows and not their bytes.
+//!
+//! **Memory.** A piece is one long run or several short ones. What a long run has taken is given back when the
+//! connection has had nothing to send for a while.
+//!
+//! **An error ends it.** A piece that could not be made would leave a hole in the stream. So nothing is sent after an
+//! error, and each later call returns the same one.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -49,9 +55,16 @@ pub struct Outgoing {
     at: usize,
     /// It goes with the next byte.
     descriptor: Option<OwnedFd>,
+    /// Why nothing is sent any more.
+    broken: Option<Error>,
 }
 
 impl Outgoing {
+    /// Whether nothing is sent any more.
+    pub const fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
     /// What waits, in bytes.
     pub fn waiting(&self) -> usize {
         self.weight.saturating_add(self.piece.len() - self.at)
@@ -77,6 +90,13 @@ impl Outgoing {
         self.descriptor = Some(descriptor);
     }
 
+    /// Gives back memory that a long run has taken, if nothing is being sent.
+    pub fn release(&mut self) {
+        if self.at == self.piece.len() && self.piece.capacity() > PIECE {
+            (self.piece, self.at) = (Vec::new(), 0);
+        }
+    }
+
     fn add(&mut self, part: Part) {
         self.weight = self.weight.saturating_add(part.weight());
         self.parts.push_back(part);
@@ -85,8 +105,21 @@ impl Outgoing {
     /// Sends what the socket takes, up to a turn. Returns whether it took something. Rows are read from `memory`.
     ///
     /// # Errors
-    /// Those of [`os::send`]; [`Kind::OutOfRange`] for rows that are not in the memory; [`Kind::OutOfMemory`].
+    /// Those of [`os::send`]; [`Kind::OutOfRange`] for rows that are not in the memory; [`Kind::OutOfMemory`]. Each
+    /// later call returns the same error.
     pub fn flush(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        memory: Option<&SendMemory>,
+        faults: &dyn Faults,
+    ) -> Result<bool> {
+        if let Some(error) = &self.broken {
+            return Err(error.clone());
+        }
+        self.turn(socket, memory, faults).inspect_err(|error| self.broken = Some(error.clone()))
+    }
+
+    fn turn(
         &mut self,
         socket: BorrowedFd<'_>,
         memory: Option<&SendMemory>,
@@ -139,5 +172,52 @@ impl Outgoing {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::os::{NoFaults, Request};
+    use crate::transfer::memory::{Plane, Planes};
+    use crate::transfer::runs::End;
+
+    #[test]
+    fn after_a_part_that_could_not_be_read_nothing_is_sent() {
+        let request =
+            Request { bytes: 4096, huge: false, populate: false, lock: false, node: None, shared: false };
+        let planes = Planes(vec![Plane { offset: 0, page_bytes: 4096 }]);
+        let (memory, _) = SendMemory::new(&request, planes, &NoFaults).unwrap();
+        let (near, far) = UnixStream::pair().unwrap();
+        let mut outgoing = Outgoing::default();
+        let end = |page| End { stage: 0, lane: 0, plane: 0, page, offset: 0, stride: 64 };
+        let run = |page| Run {
+            layer: 0,
+            component: 0,
+            chunk: 0,
+            token: 0,
+            tokens: 1,
+            head: 0,
+            heads: 1,
+            from: end(page),
+            to: end(0),
+            bytes: 64,
+            pieces: 1,
+        };
+        outgoing.push(b"head".to_vec());
+        outgoing.push_rows([(0, run(1 << 20))].into_iter());
+        outgoing.push(b"next".to_vec());
+        let error = outgoing.flush(near.as_fd(), Some(&memory), &NoFaults).unwrap_err();
+        assert_eq!(error.kind(), Kind::OutOfRange);
+        assert_eq!(outgoing.flush(near.as_fd(), Some(&memory), &NoFaults).unwrap_err(), error);
+        assert!(os::receive(&far, &mut [0; 64], &NoFaults).unwrap().is_none(), "a part without its rows");
+        // Control: rows that are there are sent, and what is before and behind them.
+        let mut whole = Outgoing::default();
+        whole.push(b"head".to_vec());
+        whole.push_rows([(0, run(0))].into_iter());
+        assert!(whole.flush(near.as_fd(), Some(&memory), &NoFaults).unwrap());
+        assert_eq!(os::receive(&far, &mut [0; 256], &NoFaults).unwrap().unwrap().bytes, 4 + 64);
     }
 }

@@ -10,6 +10,8 @@ pub const TOKEN: u8 = 1;
 pub const MEMORY: u8 = 2;
 /// Anything else.
 pub const OTHER: u8 = 3;
+/// The end has as many connections as it may.
+pub const FULL: u8 = 4;
 
 /// The error of an end that was refused.
 pub fn error(why: u8) -> Error {
@@ -18,10 +20,21 @@ pub fn error(why: u8) -> Error {
         MEMORY => Error::new(Kind::BadFormat, OPERATION)
             .at("the other end cannot use this end's memory")
             .hint("ask for shared memory of this release, and see the other end's error"),
+        FULL => Error::new(Kind::Exhausted, OPERATION)
+            .at("the other end has as many connections as it may")
+            .hint("raise its links"),
         _ => Error::new(Kind::PeerLost, OPERATION)
             .at("the other end has refused the connection")
             .hint("see the other end's error"),
     }
+}
+
+/// The error of an end that has as many connections as it may.
+pub fn full(links: usize) -> Error {
+    Error::new(Kind::Exhausted, OPERATION)
+        .at("connections of an end")
+        .with("links", links as u64)
+        .hint("raise links")
 }
 
 /// The error of both ends whose tokens differ.
