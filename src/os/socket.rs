@@ -170,8 +170,8 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     Ok(socket)
 }
 
-/// Whether a connection that [`connect_to`](super::connect_to) has begun was refused, because no process listens. The system tells each
-/// failure once.
+/// Whether a connection that [`connect_to`](super::connect_to) has begun was refused, because no process listens. The
+/// system tells each failure once.
 ///
 /// # Errors
 /// [`Kind::PeerLost`] for a host that cannot be reached; [`Kind::OsRefused`].
