@@ -43,7 +43,11 @@ impl Incoming {
     pub fn read(&mut self, socket: BorrowedFd<'_>, faults: &dyn Faults) -> Result<bool> {
         let whole = self.header();
         let missing = whole.map_or(SHORT, |whole| whole.saturating_sub(self.end - self.at));
-        let wanted = self.end + missing.clamp(SHORT, PIECE);
+        let mut wanted = self.end + missing.clamp(SHORT, PIECE);
+        if self.room.capacity() >= self.end + SHORT {
+            // It grows when it is full, not for the last bytes of a piece.
+            wanted = wanted.min(self.room.capacity());
+        }
         if self.room.len() < wanted {
             if self.room.capacity() < wanted {
                 // Twice as much each time, so that little is copied, but not more than the record and a piece.
