@@ -16,3 +16,5 @@ mod stranger;
 mod strangers;
 #[path = "fabrics/suite.rs"]
 mod suite;
+#[path = "fabrics/threads.rs"]
+mod threads;

@@ -39,7 +39,7 @@ pub enum Polled<E> {
     Lost {
         /// Its number.
         link: u32,
-        /// Why this end has closed it; none if the other end did, or is gone.
+        /// Why, where this end knows it.
         why: Option<Error>,
     },
 }
@@ -142,7 +142,7 @@ impl<F: SenderFabric> SendingEnd<F> {
             Happened::Lost { link } => {
                 self.refused.remove(&link);
                 self.machine.disconnect(link);
-                Some(Polled::Lost { link, why: None })
+                Some(Polled::Lost { link, why: self.fabric.why_lost(link) })
             }
             Happened::Destroyed { .. } => None,
         }
@@ -203,6 +203,10 @@ pub trait Store {
     /// # Errors
     /// Any: the request fails.
     fn store(&mut self, fence: Fence, run: &Run, bytes: &[u8]) -> Result<()>;
+
+    /// A use of pages has ended, whole or not: nothing is stored for it any more. A
+    /// [`thread`](crate::transfer::thread) says so before the engine learns it.
+    fn ended(&mut self, _fence: Fence) {}
 }
 
 /// A rank of a receiving instance.
@@ -312,7 +316,7 @@ impl<F: ReceiverFabric> ReceivingEnd<F> {
             Happened::Lost { link } => {
                 self.refused.remove(&link);
                 self.machine.disconnect(link);
-                Some(Polled::Lost { link, why: None })
+                Some(Polled::Lost { link, why: self.fabric.why_lost(link) })
             }
             Happened::Destroyed { link } => {
                 self.destroyed = Some(link);

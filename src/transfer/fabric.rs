@@ -34,7 +34,7 @@
 //! **What it does not promise.** Bytes may be wrong, and may change while they are fetched. The receiver finds that by
 //! digests. Waiting is a fabric's own: one of the system has a descriptor to wait on.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fallible::reserve;
 use crate::transfer::frames::{Frame, Rows};
 use crate::transfer::quarantine::Fence;
@@ -100,6 +100,12 @@ pub trait Fabric {
 
     /// Closes a connection. Nothing more happens on it here, but for [`Happened::Destroyed`]. The other end learns it.
     fn close(&mut self, link: u32);
+
+    /// Why a connection was lost, where this end knows it. It is asked for after [`Happened::Lost`], before the next
+    /// poll.
+    fn why_lost(&mut self, _link: u32) -> Option<Error> {
+        None
+    }
 }
 
 /// A sender's end. It has the memory that rows are sent from, so it is their [`Source`].

@@ -18,12 +18,12 @@
 //! **Memory.** A [`StagingRing`] is the sender's memory for layers on their way. A [`Quarantine`] keeps pages that a
 //! writer from afar may still reach from being used again.
 //!
-//! **What it does not do.** It starts no thread, and only [`socket`] opens connections: a run names pages by their
-//! order in a request. It converts nothing: other numbers, heads or sizes are refused.
+//! **What it does not do.** Only [`socket`] opens connections, and only [`thread`] starts a thread: a run names pages
+//! by their order in a request. It converts nothing: other numbers, heads or sizes are refused.
 //!
 //! **Fabrics** carry frames and rows ([`fabric`]). An end ([`SendingEnd`], [`ReceivingEnd`]) joins a machine and its
 //! fabric. [`socket`] has those over TCP and over shared memory. `conformance` holds a fabric to what the machines
-//! need. `model` is one in memory, driven by a seed, which can go wrong in each way that a real one does. Both are of
+//! need. [`thread`] drives an end, so that the engine does not wait. `model` is a fabric in memory, driven by a seed, which can go wrong in each way that a real one does. Both are of
 //! the feature `check`.
 
 #[cfg(feature = "check")]
@@ -45,6 +45,7 @@ pub mod sender;
 mod side;
 pub mod socket;
 mod staging;
+pub mod thread;
 mod wire;
 
 pub use digest::digest;

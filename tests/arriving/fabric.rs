@@ -221,7 +221,7 @@ impl World {
                     attempt.given_up = true;
                 }
             }
-            sender::Action::Event(sender::Event::Granted { .. }) => {}
+            sender::Action::Event(sender::Event::Met { .. } | sender::Event::Granted { .. }) => {}
         }
     }
 

@@ -157,6 +157,7 @@ impl World {
 
     pub fn received(&mut self, rank: usize, event: receiver::Event) {
         match event {
+            receiver::Event::Met { .. } => {}
             receiver::Event::Ready { fence, layer } => self.after(10, Happens::Declare(rank, fence, layer)),
             receiver::Event::Payload { fence, kind, bytes } => self.heard(rank, fence, (kind, &bytes)),
             receiver::Event::Whole { fence } => {

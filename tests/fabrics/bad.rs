@@ -12,52 +12,55 @@ use forebay::Kind as Error;
 use forebay::os::{NoFaults, Protection, Request};
 use forebay::transfer::fabric::Happened;
 use forebay::transfer::memory::{Planes, SendMemory};
-use forebay::transfer::socket::{Options, ShmReceiver, ShmSender, TOKEN_MIN, TcpReceiver, TcpSender, Token};
+use forebay::transfer::socket::{Options, TOKEN_MIN, Token};
 
-use crate::rig::{At, Kind, Pair, Polled, Shm, Tcp, file, frame, memory, options, path, try_send, until};
+use crate::rig::{
+    Address, Pair, Polled, SocketReceiver, SocketSender, Way, connect, file, frame, listen, memory, options,
+    path, try_send, until,
+};
 use crate::stranger::{Stranger, hello, record};
 
 #[test]
 fn places_in_use_are_busy_and_what_a_killed_process_left_is_replaced() {
-    let (tcp, at) = Tcp::receiver(options(), None).unwrap();
-    let error = Tcp::receiver(options(), Some(&at)).err().unwrap();
+    let (tcp, at) = listen(Way::Tcp, options(), None).unwrap();
+    let error = listen(Way::Tcp, options(), Some(&at)).err().unwrap();
     assert_eq!(error.kind(), Error::Busy, "{error}");
     drop(tcp);
-    drop(Tcp::receiver(options(), Some(&at)).unwrap());
+    drop(listen(Way::Tcp, options(), Some(&at)).unwrap());
 
-    let (shm, at) = Shm::receiver(options(), None).unwrap();
-    let error = Shm::receiver(options(), Some(&at)).err().unwrap();
+    let (shm, at) = listen(Way::Shm, options(), None).unwrap();
+    let error = listen(Way::Shm, options(), Some(&at)).err().unwrap();
     assert_eq!(error.kind(), Error::Busy, "{error}");
     drop(shm);
     assert!(!file(&at).exists());
     // The standard library leaves the file, as a killed process does.
     drop(UnixListener::bind(file(&at)).unwrap());
     assert!(file(&at).exists());
-    drop(Shm::receiver(options(), Some(&at)).unwrap());
+    drop(listen(Way::Shm, options(), Some(&at)).unwrap());
     // A file that is no socket is left alone.
     File::create(file(&at)).unwrap().write_all(b"kept").unwrap();
-    let error = Shm::receiver(options(), Some(&at)).err().unwrap();
+    let error = listen(Way::Shm, options(), Some(&at)).err().unwrap();
     assert_eq!(error.kind(), Error::Busy, "{error}");
     assert_eq!(std::fs::read(file(&at)).unwrap(), b"kept");
     std::fs::remove_file(file(&at)).unwrap();
-    let error = ShmReceiver::bind(options(), &path().join("no/folder")).unwrap_err();
+    let error = SocketReceiver::bind(options(), &Address::Shm(path().join("no/folder"))).unwrap_err();
     assert_eq!(error.kind(), Error::OsRefused, "{error}");
 }
 
 #[test]
 fn addresses_of_a_network_need_a_token_and_options_must_agree() {
-    let all = "0.0.0.0:0".parse().unwrap();
-    let error = TcpReceiver::bind(Options::default(), all).unwrap_err();
+    let all = &Address::new(Way::Tcp, "0.0.0.0:0").unwrap();
+    let error = SocketReceiver::bind(Options::default(), all).unwrap_err();
     assert_eq!(error.kind(), Error::InvalidConfig);
     assert!(error.to_string().contains("token"), "{error}");
-    TcpReceiver::bind(options(), all).unwrap();
-    let far = "192.0.2.1:7".parse().unwrap();
-    let error = TcpSender::new(Options::default(), memory(), &[far]).unwrap_err();
+    SocketReceiver::bind(options(), all).unwrap();
+    let far = Address::new(Way::Tcp, "192.0.2.1:7").unwrap();
+    let error = connect(Way::Tcp, Options::default(), memory(), &[far.clone()]).unwrap_err();
     assert_eq!(error.kind(), Error::InvalidConfig);
-    let mut sender = TcpSender::new(Options::default(), memory(), &[]).unwrap();
+    let mut sender = SocketSender::new(Way::Tcp, Options::default(), memory()).unwrap();
     assert_eq!(sender.add(far).unwrap_err().kind(), Error::InvalidConfig);
     for local in ["127.0.0.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
-        sender.add(local.parse().unwrap()).unwrap();
+        sender.add(Address::new(Way::Tcp, local).unwrap()).unwrap();
     }
     let error = Token::new(&[7; TOKEN_MIN - 1]).unwrap_err();
     assert_eq!((error.kind(), error.number("bytes")), (Error::InvalidConfig, Some(15)));
@@ -72,21 +75,21 @@ fn addresses_of_a_network_need_a_token_and_options_must_agree() {
         Options { opening: Duration::ZERO, ..options() },
         Options { rows_max: 1 << 33, ..options() },
     ] {
-        let error = TcpSender::new(wrong, memory(), &[]).unwrap_err();
+        let error = SocketSender::new(Way::Tcp, wrong, memory()).unwrap_err();
         assert_eq!(error.kind(), Error::InvalidConfig);
     }
     let request =
         Request { bytes: 4096, huge: false, populate: false, lock: false, node: None, shared: false };
     let (private, _) = SendMemory::new(&request, Planes(Vec::new()), &NoFaults).unwrap();
-    let error = ShmSender::new(options(), Arc::new(private), &[]).unwrap_err();
+    let error = SocketSender::new(Way::Shm, options(), Arc::new(private)).unwrap_err();
     assert_eq!(error.kind(), Error::Unsupported);
 }
 
 /// Ends with nothing to say stay connected; one that is not polled is lost after the limit and not before.
-fn silent<K: Kind>() {
+fn silent(way: Way) {
     let limit = Duration::from_secs(2);
     let options = Options { alive: Duration::from_millis(100), lost: limit, ..options() };
-    let mut pair = Pair::<K>::new(&options);
+    let mut pair = Pair::new(way, &options);
     let start = Instant::now();
     pair.until("a limit and a half", |_| start.elapsed() > 3 * limit / 2);
     let lost = |of: &[Happened]| of.iter().any(|of| matches!(of, Happened::Lost { .. }));
@@ -123,27 +126,27 @@ fn silent<K: Kind>() {
 #[test]
 fn an_end_that_is_not_polled_is_lost_after_the_limit() {
     std::thread::scope(|scope| {
-        scope.spawn(silent::<Tcp>);
-        silent::<Shm>();
+        scope.spawn(|| silent(Way::Tcp));
+        silent(Way::Shm);
     });
 }
 
 /// An end that goes is lost within a moment, not after the limit, and its successor is connected.
-fn gone<K: Kind>() {
+fn gone(way: Way) {
     let options = options();
-    let mut pair = Pair::<K>::new(&options);
+    let mut pair = Pair::new(way, &options);
     for round in 0..4 {
         let start = Instant::now();
         let lost = |of: &[Happened]| of.iter().filter(|of| matches!(of, Happened::Lost { .. })).count();
         let before = [lost(&pair.sender.happened), lost(&pair.receiver.happened)];
         if round % 2 == 0 {
-            let sender = K::sender(options.clone(), memory(), std::slice::from_ref(&pair.at)).unwrap();
+            let sender = connect(way, options.clone(), memory(), std::slice::from_ref(&pair.at)).unwrap();
             pair.sender = Polled::new(sender);
             pair.until("the loss of a sender", |pair| lost(&pair.receiver.happened) > before[1]);
         } else {
             let Pair { sender, receiver, at } = pair;
             drop(receiver);
-            let (receiver, at) = K::receiver(options.clone(), Some(&at)).unwrap();
+            let (receiver, at) = listen(way, options.clone(), Some(&at)).unwrap();
             pair = Pair { sender, receiver: Polled::new(receiver), at };
             pair.until("the loss of a receiver", |pair| lost(&pair.sender.happened) > before[0]);
         }
@@ -153,7 +156,7 @@ fn gone<K: Kind>() {
     }
     pair.is_served();
     // A receiver that is removed is not connected again.
-    K::remove(&mut pair.sender.end, &pair.at);
+    pair.sender.end.remove(&pair.at);
     pair.until("the end of a receiver that is removed", |pair| {
         pair.sender.link().is_none() && pair.receiver.link().is_none()
     });
@@ -164,20 +167,20 @@ fn gone<K: Kind>() {
 
 #[test]
 fn an_end_that_goes_is_lost_at_once_and_its_successor_is_connected() {
-    gone::<Tcp>();
-    gone::<Shm>();
+    gone(Way::Tcp);
+    gone(Way::Shm);
 }
 
 /// A wait ends with a frame, long before its time; one with nothing to come does not spin.
-fn waits<K: Kind>() {
+fn waits(way: Way) {
     // No sign of life ends a wait here.
     let (alive, lost) = (Duration::from_secs(60), Duration::from_secs(120));
-    let mut pair = Pair::<K>::new(&Options { alive, lost, ..options() });
+    let mut pair = Pair::new(way, &Options { alive, lost, ..options() });
     pair.is_served();
     let start = Instant::now();
     let mut turns = 0;
     while start.elapsed() < Duration::from_millis(300) {
-        use crate::rig::End;
+        use forebay::transfer::socket::Socket;
         pair.sender.poll();
         pair.receiver.poll();
         pair.receiver.end.wait(Duration::from_millis(50)).unwrap();
@@ -189,7 +192,7 @@ fn waits<K: Kind>() {
     let start = Instant::now();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            use crate::rig::End;
+            use forebay::transfer::socket::Socket;
             while receiver.frames.len() == came {
                 receiver.poll();
                 receiver.end.wait(Duration::from_secs(5)).unwrap();
@@ -197,23 +200,24 @@ fn waits<K: Kind>() {
             }
         });
         std::thread::sleep(Duration::from_millis(20));
-        try_send::<K>(&mut sender, &frame(1, 10)).unwrap();
+        try_send(&mut sender, &frame(1, 10)).unwrap();
     });
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
 }
 
 #[test]
 fn a_wait_ends_with_what_comes_and_does_not_spin() {
-    waits::<Tcp>();
-    waits::<Shm>();
+    waits(Way::Tcp);
+    waits(Way::Shm);
 }
 
 /// One more connection than an end may have is closed, with the reason.
 #[test]
 fn connections_beyond_the_bound_are_closed() {
     let options = Options { links: 1, ..options() };
-    let mut pair = Pair::<Tcp>::new(&options);
-    let mut other = Polled::new(Tcp::sender(options, memory(), std::slice::from_ref(&pair.at)).unwrap());
+    let mut pair = Pair::new(Way::Tcp, &options);
+    let mut other =
+        Polled::new(connect(Way::Tcp, options, memory(), std::slice::from_ref(&pair.at)).unwrap());
     until("a refusal", || {
         pair.receiver.poll();
         other.poll();
@@ -230,8 +234,8 @@ fn memory_record(bytes: u64, planes: &[u64]) -> Vec<u8> {
 }
 
 /// A receiver is given a memory by hand.
-fn given(bytes: &[u8], descriptor: Option<&OwnedFd>) -> (Polled<ShmReceiver>, Vec<u8>) {
-    let (receiver, at) = Shm::receiver(Options::default(), None).unwrap();
+fn given(bytes: &[u8], descriptor: Option<&OwnedFd>) -> (Polled<SocketReceiver>, Vec<u8>) {
+    let (receiver, at) = listen(Way::Shm, Options::default(), None).unwrap();
     let mut receiver = Polled::new(receiver);
     let mut stranger = crate::stranger::opened(&at, || receiver.poll());
     assert!(receiver.happened.is_empty(), "connected before its memory is there");
@@ -298,7 +302,7 @@ fn open_files(of: [&OwnedFd; 4]) -> usize {
 /// A descriptor that no record announces is refused, and closed.
 #[test]
 fn a_descriptor_that_is_not_awaited_is_refused_and_closed() {
-    let (receiver, at) = Shm::receiver(Options::default(), None).unwrap();
+    let (receiver, at) = listen(Way::Shm, Options::default(), None).unwrap();
     let mut receiver = Polled::new(receiver);
     let (reader, writer) = std::io::pipe().unwrap();
     let mut stranger = Stranger::new(&at);
@@ -338,9 +342,9 @@ fn has_ended(reader: std::io::PipeReader) {
 #[test]
 fn a_sender_learns_that_its_memory_was_refused() {
     let listener = UnixListener::bind(path()).unwrap();
-    let at = At::Path(listener.local_addr().unwrap().as_pathname().unwrap().to_owned());
+    let at = Address::Shm(listener.local_addr().unwrap().as_pathname().unwrap().to_owned());
     let mut sender =
-        Polled::new(Shm::sender(Options::default(), memory(), std::slice::from_ref(&at)).unwrap());
+        Polled::new(connect(Way::Shm, Options::default(), memory(), std::slice::from_ref(&at)).unwrap());
     sender.poll();
     let (socket, _) = listener.accept().unwrap();
     socket.set_nonblocking(true).unwrap();

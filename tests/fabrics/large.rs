@@ -13,7 +13,7 @@ use forebay::transfer::{
 };
 use forebay::{Kind as Error, Result};
 
-use crate::rig::{Kind, Shm, Tcp, options, until};
+use crate::rig::{SocketReceiver, SocketSender, Way, connect, listen, options, until};
 
 /// Bytes of a row, tokens of a page and of the request, layers.
 const ROW: u64 = 128 << 10;
@@ -80,9 +80,9 @@ impl Store for Compared {
 }
 
 /// Two ranks over a fabric.
-struct Ranks<K: Kind> {
-    sending: SendingEnd<K::Sender>,
-    receiving: ReceivingEnd<K::Receiver>,
+struct Ranks {
+    sending: SendingEnd<SocketSender>,
+    receiving: ReceivingEnd<SocketReceiver>,
     stored: Compared,
     start: Instant,
     ended: Vec<Reason>,
@@ -93,17 +93,17 @@ struct Ranks<K: Kind> {
     lost: [Vec<Option<forebay::Error>>; 2],
 }
 
-impl<K: Kind> Ranks<K> {
+impl Ranks {
     /// Connected, and the receiver has granted.
-    fn new(from: Options, to: Options) -> Ranks<K> {
-        let (receiver, at) = K::receiver(to, None).unwrap();
-        let sender = K::sender(from, memory(), &[at]).unwrap();
+    fn new(way: Way, from: Options, to: Options) -> Ranks {
+        let (receiver, at) = listen(way, to, None).unwrap();
+        let sender = connect(way, from, memory(), &[at]).unwrap();
         let rank = |instance| Rank { instance, replica: 0, stage: 0, lane: 0 };
         // Each layer is told when it is computed, as of long prompts.
         let told = sender::Options { bulk_tokens: 0, ..sender::Options::default() };
         let sends = Sender::new(side(), rank(1), told).unwrap();
         let receives = Receiver::new(side(), rank(2), receiver::Options::default()).unwrap();
-        let mut ranks = Ranks::<K> {
+        let mut ranks = Ranks {
             sending: SendingEnd::new(sends, sender),
             receiving: ReceivingEnd::new(receives, receiver),
             stored: Compared::default(),
@@ -156,7 +156,7 @@ impl<K: Kind> Ranks<K> {
         }
     }
 
-    fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Ranks<K>) -> bool) {
+    fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Ranks) -> bool) {
         until(what, || {
             self.poll();
             holds(self)
@@ -169,9 +169,9 @@ fn small() -> Options {
     Options { queue: 4 * FRAME_MAX, ..options() }
 }
 
-fn whole<K: Kind>() {
+fn whole(way: Way) {
     let options = small();
-    let mut ranks = Ranks::<K>::new(options.clone(), options);
+    let mut ranks = Ranks::new(way, options.clone(), options);
     let start = Instant::now();
     ranks.compute(LAYERS);
     ranks.sending.machine.finish(1).unwrap();
@@ -184,14 +184,14 @@ fn whole<K: Kind>() {
 
 #[test]
 fn rows_of_megabytes_come_whole_through_queues_that_are_smaller() {
-    whole::<Tcp>();
-    whole::<Shm>();
+    whole(Way::Tcp);
+    whole(Way::Shm);
 }
 
 /// Either end aborts while rows are on their way: both know within a second.
-fn aborts<K: Kind>(by_sender: bool) {
+fn aborts(way: Way, by_sender: bool) {
     let options = small();
-    let mut ranks = Ranks::<K>::new(options.clone(), options);
+    let mut ranks = Ranks::new(way, options.clone(), options);
     ranks.compute(1);
     // The first layer's rows are under way.
     ranks.sending.poll(ranks.start.elapsed()).unwrap();
@@ -213,8 +213,8 @@ fn aborts<K: Kind>(by_sender: bool) {
 #[test]
 fn an_abort_of_either_end_is_known_to_both_within_a_second() {
     for by_sender in [true, false] {
-        aborts::<Tcp>(by_sender);
-        aborts::<Shm>(by_sender);
+        aborts(Way::Tcp, by_sender);
+        aborts(Way::Shm, by_sender);
     }
 }
 
@@ -222,17 +222,17 @@ fn an_abort_of_either_end_is_known_to_both_within_a_second() {
 #[test]
 fn more_rows_than_a_frame_may_carry_lose_the_connection_with_the_reason() {
     let few = Options { rows_max: 1 << 20, ..options() };
-    let mut ranks = Ranks::<Tcp>::new(few.clone(), few.clone());
+    let mut ranks = Ranks::new(Way::Tcp, few.clone(), few.clone());
     ranks.compute(LAYERS);
     ranks.until("the loss", |ranks| !ranks.lost[0].is_empty());
     let why = ranks.lost[0][0].clone().unwrap();
     assert_eq!((why.kind(), why.number("rows_max")), (Error::OutOfRange, Some(1 << 20)), "{why}");
 
     let many = Options { rows_max: 64 << 20, ..few.clone() };
-    let mut ranks = Ranks::<Tcp>::new(many, few);
+    let mut ranks = Ranks::new(Way::Tcp, many, few);
     ranks.compute(LAYERS);
     ranks.until("the loss", |ranks| !ranks.lost[0].is_empty() && !ranks.lost[1].is_empty());
-    let why = ranks.receiving.fabric.failure().unwrap();
+    let why = ranks.lost[1][0].clone().unwrap();
     assert_eq!(why.kind(), Error::BadFormat, "{why}");
     assert_eq!(ranks.stored.bytes, 0);
 }

@@ -10,7 +10,8 @@ use forebay::os::{NoFaults, Request};
 use forebay::transfer::conformance::{ORIGINS, TOKENS, sides};
 use forebay::transfer::fabric::{Fabric, Happened, ReceiverFabric, Runs, SenderFabric};
 use forebay::transfer::memory::{Plane, Planes, SendMemory};
-use forebay::transfer::socket::{Options, ShmReceiver, ShmSender, TcpReceiver, TcpSender, Token};
+pub use forebay::transfer::socket::{Address, SocketReceiver, SocketSender, Way};
+use forebay::transfer::socket::{Options, Socket, Token};
 use forebay::transfer::{Fence, Frame, Payload, Rank, Sender, sender};
 use forebay::{Error, Result};
 
@@ -37,13 +38,6 @@ pub fn memory() -> Arc<SendMemory> {
     Arc::new(SendMemory::new(&request, planes, &NoFaults).unwrap().0)
 }
 
-/// Where a receiver listens.
-#[derive(Clone, Debug)]
-pub enum At {
-    Port(std::net::SocketAddr),
-    Path(PathBuf),
-}
-
 /// A path that no other test has.
 pub fn path() -> PathBuf {
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -64,105 +58,28 @@ pub fn options() -> Options {
     Options { token: token(), ..Options::default() }
 }
 
-/// What both ends of both fabrics have.
-pub trait End: Fabric {
-    fn failure(&mut self) -> Option<Error>;
-    fn wait(&self, at_most: Duration) -> Result<()>;
+/// A sender's end with these receivers.
+pub fn connect(way: Way, options: Options, memory: Arc<SendMemory>, at: &[Address]) -> Result<SocketSender> {
+    let mut sender = SocketSender::new(way, options, memory)?;
+    at.iter().try_for_each(|at| sender.add(at.clone()))?;
+    Ok(sender)
 }
 
-macro_rules! ends {
-    ($($end:ty),*) => {$(
-        impl End for $end {
-            fn failure(&mut self) -> Option<Error> {
-                <$end>::failure(self)
-            }
-            fn wait(&self, at_most: Duration) -> Result<()> {
-                <$end>::wait(self, at_most)
-            }
-        }
-    )*};
-}
-ends!(TcpSender, TcpReceiver, ShmSender, ShmReceiver);
-
-/// A fabric over sockets.
-pub trait Kind: Sized {
-    type Sender: SenderFabric + End;
-    type Receiver: ReceiverFabric + End + Send;
-    fn sender(options: Options, memory: Arc<SendMemory>, at: &[At]) -> Result<Self::Sender>;
-    fn add(sender: &mut Self::Sender, at: &At);
-    fn remove(sender: &mut Self::Sender, at: &At);
-    /// At a new place, or at the one of a receiver that is gone.
-    fn receiver(options: Options, at: Option<&At>) -> Result<(Self::Receiver, At)>;
-    fn memory(sender: &Self::Sender) -> &SendMemory;
-    fn kept(receiver: &Self::Receiver) -> usize;
+/// A receiver's end at a new place, or at the one of a receiver that is gone.
+pub fn listen(way: Way, options: Options, at: Option<&Address>) -> Result<(SocketReceiver, Address)> {
+    let new = match way {
+        Way::Tcp => Address::Tcp("127.0.0.1:0".parse().unwrap()),
+        Way::Shm => Address::Shm(path()),
+    };
+    let receiver = SocketReceiver::bind(options, at.unwrap_or(&new))?;
+    let at = receiver.address().unwrap();
+    Ok((receiver, at))
 }
 
-pub struct Tcp;
-pub struct Shm;
-
-fn port(at: &At) -> std::net::SocketAddr {
+pub fn file(at: &Address) -> PathBuf {
     match at {
-        At::Port(address) => *address,
-        At::Path(_) => panic!("a path"),
-    }
-}
-
-pub fn file(at: &At) -> PathBuf {
-    match at {
-        At::Path(path) => path.clone(),
-        At::Port(_) => panic!("a port"),
-    }
-}
-
-impl Kind for Tcp {
-    type Sender = TcpSender;
-    type Receiver = TcpReceiver;
-
-    fn sender(options: Options, memory: Arc<SendMemory>, at: &[At]) -> Result<TcpSender> {
-        TcpSender::new(options, memory, &at.iter().map(port).collect::<Vec<_>>())
-    }
-    fn add(sender: &mut TcpSender, at: &At) {
-        sender.add(port(at)).unwrap();
-    }
-    fn remove(sender: &mut TcpSender, at: &At) {
-        sender.remove(port(at));
-    }
-    fn receiver(options: Options, at: Option<&At>) -> Result<(TcpReceiver, At)> {
-        let address = at.map_or_else(|| "127.0.0.1:0".parse().unwrap(), port);
-        let receiver = TcpReceiver::bind(options, address)?;
-        let at = At::Port(receiver.address().unwrap());
-        Ok((receiver, at))
-    }
-    fn memory(sender: &TcpSender) -> &SendMemory {
-        sender.memory()
-    }
-    fn kept(receiver: &TcpReceiver) -> usize {
-        receiver.kept()
-    }
-}
-
-impl Kind for Shm {
-    type Sender = ShmSender;
-    type Receiver = ShmReceiver;
-
-    fn sender(options: Options, memory: Arc<SendMemory>, at: &[At]) -> Result<ShmSender> {
-        ShmSender::new(options, memory, &at.iter().map(file).collect::<Vec<_>>())
-    }
-    fn add(sender: &mut ShmSender, at: &At) {
-        sender.add(&file(at)).unwrap();
-    }
-    fn remove(sender: &mut ShmSender, at: &At) {
-        sender.remove(&file(at));
-    }
-    fn receiver(options: Options, at: Option<&At>) -> Result<(ShmReceiver, At)> {
-        let path = at.map_or_else(path, file);
-        Ok((ShmReceiver::bind(options, &path)?, At::Path(path)))
-    }
-    fn memory(sender: &ShmSender) -> &SendMemory {
-        sender.memory()
-    }
-    fn kept(receiver: &ShmReceiver) -> usize {
-        receiver.kept()
+        Address::Shm(path) => path.clone(),
+        Address::Tcp(_) => panic!("a port"),
     }
 }
 
@@ -174,7 +91,7 @@ pub struct Polled<E> {
     pub failures: Vec<Error>,
 }
 
-impl<E: End> Polled<E> {
+impl<E: Fabric + Socket> Polled<E> {
     pub fn new(end: E) -> Polled<E> {
         Polled { end, happened: Vec::new(), frames: Vec::new(), failures: Vec::new() }
     }
@@ -184,6 +101,9 @@ impl<E: End> Polled<E> {
         while let Some(happened) = self.end.poll(&mut frame).unwrap() {
             if let Happened::Frame { .. } = happened {
                 self.frames.push(frame.clone());
+            }
+            if let Happened::Lost { link } = happened {
+                self.failures.extend(self.end.why_lost(link));
             }
             self.happened.push(happened);
         }
@@ -225,22 +145,22 @@ pub fn frame(number: u64, bytes: usize) -> Vec<u8> {
 }
 
 /// Two ends that are connected.
-pub struct Pair<K: Kind> {
-    pub sender: Polled<K::Sender>,
-    pub receiver: Polled<K::Receiver>,
-    pub at: At,
+pub struct Pair {
+    pub sender: Polled<SocketSender>,
+    pub receiver: Polled<SocketReceiver>,
+    pub at: Address,
 }
 
-impl<K: Kind> Pair<K> {
-    pub fn new(options: &Options) -> Pair<K> {
-        let (receiver, at) = K::receiver(options.clone(), None).unwrap();
-        let sender = K::sender(options.clone(), memory(), std::slice::from_ref(&at)).unwrap();
+impl Pair {
+    pub fn new(way: Way, options: &Options) -> Pair {
+        let (receiver, at) = listen(way, options.clone(), None).unwrap();
+        let sender = connect(way, options.clone(), memory(), std::slice::from_ref(&at)).unwrap();
         let mut pair = Pair { sender: Polled::new(sender), receiver: Polled::new(receiver), at };
         pair.until("a connection", |pair| pair.sender.link().is_some() && pair.receiver.link().is_some());
         pair
     }
 
-    pub fn until(&mut self, what: &str, holds: impl Fn(&Pair<K>) -> bool) {
+    pub fn until(&mut self, what: &str, holds: impl Fn(&Pair) -> bool) {
         until(what, || {
             self.sender.poll();
             self.receiver.poll();
@@ -252,7 +172,7 @@ impl<K: Kind> Pair<K> {
     pub fn is_served(&mut self) {
         let (sent, back) = (self.receiver.frames.len(), self.sender.frames.len());
         let own = frame(sent as u64, 300);
-        send::<K>(&mut self.sender, &own);
+        send(&mut self.sender, &own);
         let link = self.receiver.link().unwrap();
         self.receiver.end.send(link, &own).unwrap();
         self.until("a frame each way", |pair| {
@@ -263,7 +183,7 @@ impl<K: Kind> Pair<K> {
 }
 
 /// Sends a frame without rows over the newest connection.
-pub fn try_send<K: Kind>(sender: &mut Polled<K::Sender>, frame: &[u8]) -> Result<()> {
+pub fn try_send(sender: &mut Polled<SocketSender>, frame: &[u8]) -> Result<()> {
     let [side, _] = sides();
     let rank = Rank { instance: 1, replica: 0, stage: 0, lane: 0 };
     let machine = Sender::new(side, rank, sender::Options::default()).unwrap();
@@ -271,6 +191,6 @@ pub fn try_send<K: Kind>(sender: &mut Polled<K::Sender>, frame: &[u8]) -> Result
     sender.end.send(link, frame, &Runs::of_frame(&machine, link, frame))
 }
 
-pub fn send<K: Kind>(sender: &mut Polled<K::Sender>, frame: &[u8]) {
-    try_send::<K>(sender, frame).unwrap();
+pub fn send(sender: &mut Polled<SocketSender>, frame: &[u8]) {
+    try_send(sender, frame).unwrap();
 }

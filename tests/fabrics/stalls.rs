@@ -8,13 +8,16 @@ use std::time::{Duration, Instant};
 use forebay::Kind as Error;
 use forebay::os::{Call, Faults, NoFaults, Protection};
 use forebay::transfer::fabric::{Fabric, Happened, ReceiverFabric};
-use forebay::transfer::socket::{Options, ShmReceiver, TcpSender};
+use forebay::transfer::socket::{Options, Socket};
 
-use crate::rig::{At, End, Kind, Pair, Polled, Shm, Tcp, frame, memory, options, path, try_send, until};
+use crate::rig::{
+    Address, Pair, Polled, SocketReceiver, Way, connect, frame, listen, memory, options, path, try_send,
+    until,
+};
 use crate::stranger::{Stranger, hello, opened, record};
 
 /// A stranger that has opened a connection, and over shared memory has handed over a memory.
-fn joined(at: &At, mut poll: impl FnMut()) -> Stranger {
+fn joined(at: &Address, mut poll: impl FnMut()) -> Stranger {
     let mut stranger = opened(at, &mut poll);
     if stranger.is_unix() {
         let memory = memory();
@@ -27,11 +30,11 @@ fn joined(at: &At, mut poll: impl FnMut()) -> Stranger {
 }
 
 /// An end whose socket is full waits as long as it says, also when a sign of life would be due.
-fn waits_when_full<K: Kind>() {
+fn waits_when_full(way: Way) {
     let options = Options { alive: Duration::from_millis(1), lost: Duration::from_secs(60), ..options() };
-    let mut pair = Pair::<K>::new(&options);
+    let mut pair = Pair::new(way, &options);
     let mut sent = pair.receiver.frames.len();
-    while let Ok(()) = try_send::<K>(&mut pair.sender, &frame(1, 60_000)) {
+    while let Ok(()) = try_send(&mut pair.sender, &frame(1, 60_000)) {
         sent += 1;
     }
     pair.sender.poll();
@@ -51,15 +54,15 @@ fn waits_when_full<K: Kind>() {
 
 #[test]
 fn a_wait_with_a_full_socket_does_not_spin() {
-    waits_when_full::<Tcp>();
-    waits_when_full::<Shm>();
+    waits_when_full(Way::Tcp);
+    waits_when_full(Way::Shm);
 }
 
 /// A peer that gives signs of life and never reads is lost after the limit, and one that reads slowly is not.
-fn never_reads<K: Kind>(reads: bool) {
+fn never_reads(way: Way, reads: bool) {
     let limit = Duration::from_secs(1);
     let options = Options { alive: Duration::from_millis(50), lost: limit, ..Options::default() };
-    let (receiver, at) = K::receiver(options, None).unwrap();
+    let (receiver, at) = listen(way, options, None).unwrap();
     let mut receiver = Polled::new(receiver);
     let mut stranger = joined(&at, || receiver.poll());
     until("a connection", || {
@@ -87,29 +90,29 @@ fn never_reads<K: Kind>(reads: bool) {
 #[test]
 fn a_peer_that_never_reads_is_lost() {
     for reads in [false, true] {
-        never_reads::<Tcp>(reads);
-        never_reads::<Shm>(reads);
+        never_reads(Way::Tcp, reads);
+        never_reads(Way::Shm, reads);
     }
 }
 
 /// Floods of frames while a receiver is not polled cost it nothing, and later little.
-fn floods<K: Kind>() {
-    let mut pair = Pair::<K>::new(&Options::default());
+fn floods(way: Way) {
+    let mut pair = Pair::new(way, &Options::default());
     let own = pair.receiver.link().unwrap();
     let mut strangers: Vec<_> = (0..4).map(|_| joined(&pair.at, || pair.receiver.poll())).collect();
-    let before = K::kept(&pair.receiver.end);
+    let before = pair.receiver.end.kept();
     let flood = [record(5, &[], 0), record(4, &frame(9, 40_000), 0)].concat();
     let kept = [&flood[..]; 50].concat();
     for stranger in &mut strangers {
         // As much as the sockets hold.
         stranger.write(&kept);
     }
-    assert_eq!(K::kept(&pair.receiver.end), before);
+    assert_eq!(pair.receiver.end.kept(), before);
     let last = frame(77, 300);
-    try_send::<K>(&mut pair.sender, &last).unwrap();
+    try_send(&mut pair.sender, &last).unwrap();
     pair.receiver.end.send(own, &last).unwrap();
     pair.until("a frame each way", |pair| {
-        assert!(K::kept(&pair.receiver.end) < 4 << 20, "{}", K::kept(&pair.receiver.end));
+        assert!(pair.receiver.end.kept() < 4 << 20, "{}", pair.receiver.end.kept());
         pair.sender.frames.contains(&last) && pair.receiver.frames.contains(&last)
     });
     // Control: the floods came too.
@@ -118,14 +121,14 @@ fn floods<K: Kind>() {
 
 #[test]
 fn floods_of_strangers_that_have_opened_cost_little() {
-    floods::<Tcp>();
-    floods::<Shm>();
+    floods(Way::Tcp);
+    floods(Way::Shm);
 }
 
 /// Memory that a long record has taken is given back.
 #[test]
 fn what_a_long_record_took_is_given_back() {
-    let (receiver, at) = Tcp::receiver(Options::default(), None).unwrap();
+    let (receiver, at) = listen(Way::Tcp, Options::default(), None).unwrap();
     let mut receiver = Polled::new(receiver);
     let mut stranger = opened(&at, || receiver.poll());
     let rows: u32 = 8 << 20;
@@ -136,7 +139,7 @@ fn what_a_long_record_took_is_given_back() {
     until("a frame with its rows", || {
         said += stranger.write(&all[said..]).unwrap();
         receiver.poll();
-        most = most.max(Tcp::kept(&receiver.end));
+        most = most.max(receiver.end.kept());
         !receiver.frames.is_empty()
     });
     // It grows to what it needs and a piece, and not to twice as much.
@@ -144,15 +147,15 @@ fn what_a_long_record_took_is_given_back() {
     stranger.say(&record(5, &[], 0), None);
     until("the end of the buffer", || {
         receiver.poll();
-        Tcp::kept(&receiver.end) <= 1 << 18
+        receiver.end.kept() <= 1 << 18
     });
     assert!(receiver.link().is_some());
 }
 
 /// Neither end is polled for longer than the limit, as when the whole host is held up: the connection lives on.
-fn held_up<K: Kind>() {
+fn held_up(way: Way) {
     let options = Options { alive: Duration::from_millis(300), lost: Duration::from_secs(1), ..options() };
-    let mut pair = Pair::<K>::new(&options);
+    let mut pair = Pair::new(way, &options);
     let start = Instant::now();
     pair.until("some signs of life", |_| start.elapsed() > Duration::from_millis(700));
     // Nothing is left to read, so that only the time speaks.
@@ -167,8 +170,8 @@ fn held_up<K: Kind>() {
 
 #[test]
 fn an_end_that_was_held_up_does_not_lose_connections_by_itself() {
-    held_up::<Tcp>();
-    held_up::<Shm>();
+    held_up(Way::Tcp);
+    held_up(Way::Shm);
 }
 
 /// The longest times there are mean never, and overflow nothing.
@@ -176,7 +179,7 @@ fn an_end_that_was_held_up_does_not_lose_connections_by_itself() {
 fn times_beyond_all_clocks_are_never() {
     let lost = Duration::MAX;
     let (alive, opening) = (lost - Duration::from_nanos(1), lost);
-    let mut pair = Pair::<Tcp>::new(&Options { alive, lost, opening, ..options() });
+    let mut pair = Pair::new(Way::Tcp, &Options { alive, lost, opening, ..options() });
     pair.is_served();
     assert_eq!(pair.sender.end.due(), Duration::MAX);
     pair.sender.end.wait(Duration::from_millis(1)).unwrap();
@@ -196,16 +199,16 @@ impl Faults for Once {
 #[test]
 fn an_error_of_sending_is_not_forgotten() {
     let once = Arc::new(Once::default());
-    let (receiver, at) = Tcp::receiver(options(), None).unwrap();
+    let (receiver, at) = listen(Way::Tcp, options(), None).unwrap();
     drop(receiver);
     let options = Options { faults: once.clone(), ..options() };
-    let (receiver, at) = Tcp::receiver(options.clone(), Some(&at)).unwrap();
-    let sender = Tcp::sender(options, memory(), std::slice::from_ref(&at)).unwrap();
-    let mut pair = Pair::<Tcp> { sender: Polled::new(sender), receiver: Polled::new(receiver), at };
+    let (receiver, at) = listen(Way::Tcp, options.clone(), Some(&at)).unwrap();
+    let sender = connect(Way::Tcp, options, memory(), std::slice::from_ref(&at)).unwrap();
+    let mut pair = Pair { sender: Polled::new(sender), receiver: Polled::new(receiver), at };
     pair.until("a connection", |pair| pair.sender.link().is_some() && pair.receiver.link().is_some());
     pair.is_served();
     once.0.store(true, Ordering::Relaxed);
-    try_send::<Tcp>(&mut pair.sender, &frame(7, 100)).unwrap();
+    try_send(&mut pair.sender, &frame(7, 100)).unwrap();
     assert!(!once.0.load(Ordering::Relaxed), "the call was refused");
     assert_eq!(pair.sender.end.due(), Duration::ZERO);
     let before = pair.receiver.frames.len();
@@ -226,17 +229,17 @@ fn a_host_that_cannot_be_reached_is_told() {
             (call == Call::Credentials).then_some(libc::EHOSTUNREACH)
         }
     }
-    let (receiver, at) = Tcp::receiver(options(), None).unwrap();
+    let (receiver, at) = listen(Way::Tcp, options(), None).unwrap();
     drop(receiver);
     let start = Instant::now();
-    let mut sender = Polled::new(Tcp::sender(options(), memory(), std::slice::from_ref(&at)).unwrap());
+    let mut sender = Polled::new(connect(Way::Tcp, options(), memory(), std::slice::from_ref(&at)).unwrap());
     until("some attempts", || {
         sender.poll();
         start.elapsed() > Duration::from_millis(100)
     });
     assert!(sender.failures.is_empty(), "{:?}", sender.failures);
     let options = Options { faults: Arc::new(Unreachable), ..options() };
-    let mut sender = Polled::new(Tcp::sender(options, memory(), &[at]).unwrap());
+    let mut sender = Polled::new(connect(Way::Tcp, options, memory(), &[at]).unwrap());
     until("a failure", || {
         sender.poll();
         sender.has(Error::PeerLost)
@@ -249,10 +252,10 @@ fn a_host_that_cannot_be_reached_is_told() {
 fn nothing_is_told_of_a_connection_that_was_closed() {
     for removes in [false, true] {
         let options = options();
-        let ends: Vec<_> = (0..2).map(|_| Tcp::receiver(options.clone(), None).unwrap()).collect();
-        let at: Vec<At> = ends.iter().map(|(_, at)| at.clone()).collect();
+        let ends: Vec<_> = (0..2).map(|_| listen(Way::Tcp, options.clone(), None).unwrap()).collect();
+        let at: Vec<Address> = ends.iter().map(|(_, at)| at.clone()).collect();
         let mut receivers: Vec<_> = ends.into_iter().map(|(end, _)| Polled::new(end)).collect();
-        let mut sender: TcpSender = Tcp::sender(options, memory(), &at).unwrap();
+        let mut sender = connect(Way::Tcp, options, memory(), &at).unwrap();
         let mut buffer = Vec::new();
         let mut first = None;
         until("two connections at once", || {
@@ -273,8 +276,8 @@ fn nothing_is_told_of_a_connection_that_was_closed() {
         let other = first_link + 1;
         assert_eq!(sender.due(), Duration::ZERO);
         if removes {
-            Tcp::remove(&mut sender, &at[0]);
-            Tcp::remove(&mut sender, &at[1]);
+            sender.remove(&at[0]);
+            sender.remove(&at[1]);
         } else {
             sender.close(other);
         }
@@ -296,7 +299,7 @@ fn of_two_receivers_that_start_at_once_one_is_refused() {
         let start = std::sync::Barrier::new(2);
         let bind = || {
             start.wait();
-            ShmReceiver::bind(Options::default(), &path)
+            SocketReceiver::bind(Options::default(), &Address::Shm(path.clone()))
         };
         let bound = std::thread::scope(|scope| {
             let other = scope.spawn(bind);
@@ -315,7 +318,7 @@ fn of_two_receivers_that_start_at_once_one_is_refused() {
 #[test]
 fn a_socket_that_another_program_put_there_is_left() {
     let path = path();
-    let receiver = ShmReceiver::bind(Options::default(), &path).unwrap();
+    let receiver = SocketReceiver::bind(Options::default(), &Address::Shm(path.clone())).unwrap();
     std::fs::rename(&path, path.with_extension("away")).unwrap();
     let other = UnixListener::bind(&path).unwrap();
     drop(receiver);
@@ -329,7 +332,7 @@ fn a_socket_that_another_program_put_there_is_left() {
 #[test]
 fn one_that_has_said_hello_is_not_driven_out_by_silent_ones() {
     let options = Options { unopened: 4, opening: Duration::from_secs(60), ..Options::default() };
-    let (receiver, at) = Tcp::receiver(options, None).unwrap();
+    let (receiver, at) = listen(Way::Tcp, options, None).unwrap();
     let mut receiver = Polled::new(receiver);
     let mut polite = Stranger::new(&at);
     polite.say(&hello(1, 1, 1, 0), None);

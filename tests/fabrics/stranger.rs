@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forebay::os::{self, NoFaults};
 
-use crate::rig::At;
+use crate::rig::Address;
 
 /// A connection of a stranger.
 pub enum Stranger {
@@ -17,10 +17,10 @@ pub enum Stranger {
 }
 
 impl Stranger {
-    pub fn new(at: &At) -> Stranger {
+    pub fn new(at: &Address) -> Stranger {
         let stranger = match at {
-            At::Port(address) => Stranger::Tcp(TcpStream::connect(address).unwrap()),
-            At::Path(path) => Stranger::Unix(UnixStream::connect(path).unwrap()),
+            Address::Tcp(address) => Stranger::Tcp(TcpStream::connect(address).unwrap()),
+            Address::Shm(path) => Stranger::Unix(UnixStream::connect(path).unwrap()),
         };
         match &stranger {
             Stranger::Tcp(socket) => socket.set_nonblocking(true).unwrap(),
@@ -106,7 +106,7 @@ pub fn record(kind: u8, own: &[u8], behind: u32) -> Vec<u8> {
 }
 
 /// Opens a connection without a token as a sender does, up to the receiver's proof.
-pub fn opened(at: &At, mut poll: impl FnMut()) -> Stranger {
+pub fn opened(at: &Address, mut poll: impl FnMut()) -> Stranger {
     let mut stranger = Stranger::new(at);
     let way = if stranger.is_unix() { 2 } else { 1 };
     stranger.say(&hello(1, 1, way, 0), None);

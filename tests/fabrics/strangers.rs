@@ -7,14 +7,14 @@ use forebay::Kind as Error;
 use forebay::transfer::fabric::Happened;
 use forebay::transfer::socket::{Options, Token};
 
-use crate::rig::{Kind, Pair, Polled, Shm, Tcp, frame, memory, options, until};
+use crate::rig::{Pair, Polled, Way, connect, frame, listen, memory, options, until};
 use crate::stranger::{Stranger, hello, opened, record};
 
 /// Memory that strangers may cost a receiver: what it keeps for 64 connections that are not open, and some.
 const LITTLE: usize = 2 << 20;
 
 /// A stranger that says something is dropped with this error, while others are served.
-fn dropped<K: Kind>(pair: &mut Pair<K>, bytes: &[u8], kind: Error) {
+fn dropped(pair: &mut Pair, bytes: &[u8], kind: Error) {
     let mut stranger = Stranger::new(&pair.at);
     stranger.write(bytes);
     pair.receiver.failures.clear();
@@ -28,19 +28,19 @@ fn dropped<K: Kind>(pair: &mut Pair<K>, bytes: &[u8], kind: Error) {
     pair.is_served();
 }
 
-fn nonsense<K: Kind>(way: u8) {
-    let mut pair = Pair::<K>::new(&Options::default());
+fn nonsense(way: Way) {
+    let mut pair = Pair::new(way, &Options::default());
     dropped(&mut pair, b"GET / HTTP/1.1\r\n\r\n", Error::BadFormat);
     dropped(&mut pair, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", Error::BadFormat);
     dropped(&mut pair, &[0; 4096], Error::BadFormat);
     dropped(&mut pair, b"F0", Error::BadFormat);
-    dropped(&mut pair, &hello(2, 1, way, 0), Error::BadVersion);
+    dropped(&mut pair, &hello(2, 1, way as u8, 0), Error::BadVersion);
     dropped(&mut pair, &hello(u32::MAX, 9, 9, 9), Error::BadVersion);
     // A receiver, the other fabric, a token that this end does not have, a byte that is not zero.
-    dropped(&mut pair, &hello(1, 2, way, 0), Error::BadFormat);
-    dropped(&mut pair, &hello(1, 1, 3 - way, 0), Error::BadFormat);
-    dropped(&mut pair, &hello(1, 1, way, 1), Error::InvalidConfig);
-    let with = |record: &[u8]| [&hello(1, 1, way, 0), record].concat();
+    dropped(&mut pair, &hello(1, 2, way as u8, 0), Error::BadFormat);
+    dropped(&mut pair, &hello(1, 1, 3 - way as u8, 0), Error::BadFormat);
+    dropped(&mut pair, &hello(1, 1, way as u8, 1), Error::InvalidConfig);
+    let with = |record: &[u8]| [&hello(1, 1, way as u8, 0), record].concat();
     dropped(&mut pair, &with(&record(1, &[1; 32], 0)), Error::InvalidConfig);
     dropped(&mut pair, &with(&record(4, &[0; 9], 0)), Error::BadFormat);
     dropped(&mut pair, &with(&record(1, &[0; 31], 0)), Error::BadFormat);
@@ -63,19 +63,19 @@ fn nonsense<K: Kind>(way: u8) {
         let bytes: Vec<u8> = (0..length).map(|_| byte()).collect();
         dropped(&mut pair, &bytes, Error::BadFormat);
     }
-    assert!(K::kept(&pair.receiver.end) < LITTLE);
+    assert!(pair.receiver.end.kept() < LITTLE);
 }
 
 #[test]
 fn bytes_of_strangers_are_dropped_and_others_are_served() {
-    nonsense::<Tcp>(1);
-    nonsense::<Shm>(2);
+    nonsense(Way::Tcp);
+    nonsense(Way::Shm);
 }
 
 /// An opened stranger's records.
-fn claims<K: Kind>() {
-    let mut pair = Pair::<K>::new(&Options::default());
-    let is_stream = matches!(pair.at, crate::rig::At::Port(_));
+fn claims(way: Way) {
+    let mut pair = Pair::new(way, &Options::default());
+    let is_stream = matches!(pair.at, forebay::transfer::socket::Address::Tcp(_));
     let claim = |own: u32, behind: u32, kind: u8| {
         let lengths = [own.to_le_bytes(), behind.to_le_bytes()].concat();
         [&lengths[..], &[kind, 0, 0, 0]].concat()
@@ -109,21 +109,21 @@ fn claims<K: Kind>() {
             pair.receiver.poll();
             std::thread::sleep(Duration::from_millis(1));
         }
-        let kept = K::kept(&pair.receiver.end);
+        let kept = pair.receiver.end.kept();
         assert!(kept < 8 * (1 << 19), "{kept} bytes are kept of nothing");
     }
 }
 
 #[test]
 fn a_length_that_is_claimed_allocates_nothing() {
-    claims::<Tcp>();
-    claims::<Shm>();
+    claims(Way::Tcp);
+    claims(Way::Shm);
 }
 
 /// Rows whose table does not fit, behind a frame.
 #[test]
 fn rows_with_wrong_lengths_lose_the_connection() {
-    let mut pair = Pair::<Tcp>::new(&Options::default());
+    let mut pair = Pair::new(Way::Tcp, &Options::default());
     for table in [[2, 0, 0, 0, 9, 0, 0, 0], [1, 0, 0, 0, 1, 0, 0, 0], [255; 8]] {
         pair.receiver.failures.clear();
         let mut stranger = opened(&pair.at, || pair.receiver.poll());
@@ -140,8 +140,8 @@ fn rows_with_wrong_lengths_lose_the_connection() {
 }
 
 /// A stranger that never stops sending, without an opening and behind one.
-fn gigabyte<K: Kind>() {
-    let mut pair = Pair::<K>::new(&Options::default());
+fn gigabyte(way: Way) {
+    let mut pair = Pair::new(way, &Options::default());
     let zeros = vec![0; 1 << 20];
     let mut stranger = Stranger::new(&pair.at);
     let mut sent = 0;
@@ -149,7 +149,7 @@ fn gigabyte<K: Kind>() {
         pair.receiver.poll();
         let written = stranger.write(&zeros);
         sent += written.unwrap_or(0);
-        assert!(K::kept(&pair.receiver.end) < LITTLE);
+        assert!(pair.receiver.end.kept() < LITTLE);
         written.is_none() || sent >= 1 << 30
     });
     assert!(sent < 1 << 28, "{sent} bytes were taken");
@@ -158,14 +158,14 @@ fn gigabyte<K: Kind>() {
 
 #[test]
 fn a_gigabyte_of_nothing_is_not_read() {
-    gigabyte::<Tcp>();
-    gigabyte::<Shm>();
+    gigabyte(Way::Tcp);
+    gigabyte(Way::Shm);
 }
 
 /// So many connections that say nothing, or half of a hello.
-fn half_open<K: Kind>(count: usize) {
+fn half_open(way: Way, count: usize) {
     let options = Options { unopened: 8, opening: Duration::from_secs(60), ..options() };
-    let mut pair = Pair::<K>::new(&options);
+    let mut pair = Pair::new(way, &options);
     let mut strangers = Vec::new();
     for number in 0..count {
         let mut stranger = Stranger::new(&pair.at);
@@ -183,12 +183,12 @@ fn half_open<K: Kind>(count: usize) {
     until("the end of most strangers", || {
         pair.receiver.poll();
         let open = strangers.iter_mut().filter_map(|of| of.read(&mut Vec::new()).then_some(())).count();
-        assert!(K::kept(&pair.receiver.end) < LITTLE);
+        assert!(pair.receiver.end.kept() < LITTLE);
         open <= 8
     });
     pair.is_served();
     // One that belongs here opens beside those that are left.
-    let other = K::sender(options, memory(), std::slice::from_ref(&pair.at)).unwrap();
+    let other = connect(way, options, memory(), std::slice::from_ref(&pair.at)).unwrap();
     let mut other = Polled::new(other);
     until("a connection beside strangers", || {
         pair.receiver.poll();
@@ -199,15 +199,15 @@ fn half_open<K: Kind>(count: usize) {
 
 #[test]
 fn a_thousand_half_open_connections_leave_a_few_and_others_are_served() {
-    half_open::<Tcp>(1000);
-    half_open::<Shm>(1000);
+    half_open(Way::Tcp, 1000);
+    half_open(Way::Shm, 1000);
 }
 
 /// A stranger that says nothing, and one that says its hello byte by byte, are dropped in time.
-fn slow<K: Kind>(way: u8) {
+fn slow(way: Way) {
     let opening = Duration::from_secs(1);
     let options = Options { opening, ..Options::default() };
-    let mut pair = Pair::<K>::new(&options);
+    let mut pair = Pair::new(way, &options);
     pair.receiver.failures.clear();
     let mut strangers = [Stranger::new(&pair.at), Stranger::new(&pair.at)];
     let start = Instant::now();
@@ -216,7 +216,7 @@ fn slow<K: Kind>(way: u8) {
         pair.sender.poll();
         pair.receiver.poll();
         if start.elapsed() > Duration::from_millis(50 * said as u64) && said < 47 && !ended[0] {
-            strangers[0].write(&hello(1, 1, way, 0)[said..=said]);
+            strangers[0].write(&hello(1, 1, way as u8, 0)[said..=said]);
             said += 1;
         }
         for (of, ended) in strangers.iter_mut().zip(&mut ended) {
@@ -233,18 +233,18 @@ fn slow<K: Kind>(way: u8) {
 
 #[test]
 fn a_stranger_that_says_nothing_or_too_slowly_is_dropped_in_time() {
-    slow::<Tcp>(1);
-    slow::<Shm>(2);
+    slow(Way::Tcp);
+    slow(Way::Shm);
 }
 
 /// Two ends whose tokens differ never open, and both say why, in the same words.
-fn tokens<K: Kind>(sender: Option<&str>, receiver: Option<&str>) {
+fn tokens(way: Way, sender: Option<&str>, receiver: Option<&str>) {
     let with = |secret: Option<&str>| {
         let token = secret.map(|secret| Token::new(secret.as_bytes()).unwrap());
         Options { token, ..Options::default() }
     };
-    let (receiver, at) = K::receiver(with(receiver), None).unwrap();
-    let sender = K::sender(with(sender), memory(), &[at]).unwrap();
+    let (receiver, at) = listen(way, with(receiver), None).unwrap();
+    let sender = connect(way, with(sender), memory(), &[at]).unwrap();
     let (mut sender, mut receiver) = (Polled::new(sender), Polled::new(receiver));
     until("the error of both", || {
         sender.poll();
@@ -263,8 +263,8 @@ fn tokens<K: Kind>(sender: Option<&str>, receiver: Option<&str>) {
 fn a_wrong_or_missing_token_opens_nothing_and_both_ends_say_so() {
     let (one, other) = (Some("the token of one side"), Some("the token of the other side"));
     for (sender, receiver) in [(one, other), (one, None), (None, one)] {
-        tokens::<Tcp>(sender, receiver);
-        tokens::<Shm>(sender, receiver);
+        tokens(Way::Tcp, sender, receiver);
+        tokens(Way::Shm, sender, receiver);
     }
 }
 
@@ -272,12 +272,14 @@ fn a_wrong_or_missing_token_opens_nothing_and_both_ends_say_so() {
 #[test]
 fn an_opening_that_is_played_again_is_refused() {
     let options = options();
-    let (receiver, at) = Tcp::receiver(options.clone(), None).unwrap();
+    let (receiver, at) = listen(Way::Tcp, options.clone(), None).unwrap();
     let mut receiver = Polled::new(receiver);
     // A sender whose bytes pass through this test's hands.
     let between = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = between.local_addr().unwrap();
-    let mut sender = Polled::new(Tcp::sender(options, memory(), &[crate::rig::At::Port(address)]).unwrap());
+    let mut sender = Polled::new(
+        connect(Way::Tcp, options, memory(), &[forebay::transfer::socket::Address::Tcp(address)]).unwrap(),
+    );
     sender.poll();
     let (socket, _) = between.accept().unwrap();
     socket.set_nonblocking(true).unwrap();
@@ -305,9 +307,9 @@ fn an_opening_that_is_played_again_is_refused() {
 fn sender_at_a_stranger(says: &[u8], kind: Error) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
-    let at = crate::rig::At::Port(listener.local_addr().unwrap());
+    let at = forebay::transfer::socket::Address::Tcp(listener.local_addr().unwrap());
     let options = Options { opening: Duration::from_millis(100), ..Options::default() };
-    let mut sender = Polled::new(Tcp::sender(options, memory(), &[at]).unwrap());
+    let mut sender = Polled::new(connect(Way::Tcp, options, memory(), &[at]).unwrap());
     let mut strangers = Vec::new();
     until("two failures", || {
         sender.poll();

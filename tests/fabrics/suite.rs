@@ -12,29 +12,31 @@ use forebay::transfer::socket::Options;
 use forebay::transfer::{Fence, Run};
 use forebay::{Error, Result};
 
-use crate::rig::{At, Kind, Shm, Tcp, memory, options, origin_bytes};
+use crate::rig::{
+    Address, SocketReceiver, SocketSender, Way, connect, listen, memory, options, origin_bytes,
+};
 
 /// Where receivers listen. Each sender connects to all of them, those that come later too.
-type Places = Rc<RefCell<Vec<At>>>;
+type Places = Rc<RefCell<Vec<Address>>>;
 
-struct Ends<K> {
+struct Ends {
     options: Options,
     places: Places,
     start: Instant,
-    kind: std::marker::PhantomData<K>,
+    way: Way,
 }
 
 /// A sender that learns of new receivers.
-struct Sends<K: Kind> {
-    inner: K::Sender,
+struct Sends {
+    inner: SocketSender,
     places: Places,
     known: usize,
 }
 
-impl<K: Kind> Fabric for Sends<K> {
+impl Fabric for Sends {
     fn poll(&mut self, frame: &mut Vec<u8>) -> Result<Option<Happened>> {
         for at in self.places.borrow().iter().skip(self.known) {
-            K::add(&mut self.inner, at);
+            self.inner.add(at.clone())?;
             self.known += 1;
         }
         self.inner.poll(frame)
@@ -45,13 +47,13 @@ impl<K: Kind> Fabric for Sends<K> {
     }
 }
 
-impl<K: Kind> Source for Sends<K> {
+impl Source for Sends {
     fn read(&mut self, origin: u64, run: &Run, into: &mut [u8]) -> Result<()> {
         self.inner.read(origin, run, into)
     }
 }
 
-impl<K: Kind> SenderFabric for Sends<K> {
+impl SenderFabric for Sends {
     fn send(&mut self, link: u32, frame: &[u8], runs: &Runs<'_>) -> Result<()> {
         self.inner.send(link, frame, runs)
     }
@@ -61,17 +63,17 @@ impl<K: Kind> SenderFabric for Sends<K> {
     }
 }
 
-impl<K: Kind> Subject for Ends<K> {
-    type Sender = Sends<K>;
-    type Receiver = K::Receiver;
+impl Subject for Ends {
+    type Sender = Sends;
+    type Receiver = SocketReceiver;
 
-    fn sender(&mut self) -> Result<Sends<K>> {
-        let inner = K::sender(self.options.clone(), memory(), &[])?;
+    fn sender(&mut self) -> Result<Sends> {
+        let inner = connect(self.way, self.options.clone(), memory(), &[])?;
         Ok(Sends { inner, places: self.places.clone(), known: 0 })
     }
 
-    fn receiver(&mut self) -> Result<K::Receiver> {
-        let (receiver, at) = K::receiver(self.options.clone(), None)?;
+    fn receiver(&mut self) -> Result<SocketReceiver> {
+        let (receiver, at) = listen(self.way, self.options.clone(), None)?;
         self.places.borrow_mut().push(at);
         Ok(receiver)
     }
@@ -80,11 +82,11 @@ impl<K: Kind> Subject for Ends<K> {
         nth * origin_bytes()
     }
 
-    fn put(&mut self, sender: &mut Sends<K>, origin: u64, run: &Run, bytes: &[u8]) -> Result<()> {
-        K::memory(&sender.inner).write(origin, run, bytes)
+    fn put(&mut self, sender: &mut Sends, origin: u64, run: &Run, bytes: &[u8]) -> Result<()> {
+        sender.inner.memory().write(origin, run, bytes)
     }
 
-    fn landed(&mut self, _: &mut K::Receiver, _: u32, _: &Run, _: &mut [u8]) -> Result<()> {
+    fn landed(&mut self, _: &mut SocketReceiver, _: u32, _: &Run, _: &mut [u8]) -> Result<()> {
         Err(Error::new(forebay::Kind::Unsupported, "test"))
     }
 
@@ -94,22 +96,22 @@ impl<K: Kind> Subject for Ends<K> {
     }
 }
 
-fn check<K: Kind>(options: &Options) {
+fn check(way: Way, options: &Options) {
     conformance::run(|| {
         let (options, places) = (options.clone(), Places::default());
-        Ok(Ends::<K> { options, places, start: Instant::now(), kind: std::marker::PhantomData })
+        Ok(Ends { options, places, start: Instant::now(), way })
     })
     .unwrap_or_else(|broken| panic!("{broken}"));
 }
 
 #[test]
 fn tcp_keeps_what_every_fabric_promises() {
-    check::<Tcp>(&options());
+    check(Way::Tcp, &options());
 }
 
 #[test]
 fn shared_memory_keeps_what_every_fabric_promises() {
-    check::<Shm>(&options());
+    check(Way::Shm, &options());
 }
 
 /// Calls of the system that are refused now and then cost connections alone.
@@ -125,13 +127,13 @@ impl forebay::os::Faults for Sometimes {
     }
 }
 
-fn calls_that_are_refused<K: Kind>() {
-    let (receiver, at) = K::receiver(options(), None).unwrap();
+fn calls_that_are_refused(way: Way) {
+    let (receiver, at) = listen(way, options(), None).unwrap();
     drop(receiver);
     let mut options = options();
     options.faults = Arc::new(Sometimes::default());
-    let (receiver, at) = K::receiver(options.clone(), Some(&at)).unwrap();
-    let sender = K::sender(options, memory(), &[at]).unwrap();
+    let (receiver, at) = listen(way, options.clone(), Some(&at)).unwrap();
+    let sender = connect(way, options, memory(), &[at]).unwrap();
     let (mut sender, mut receiver) = (crate::rig::Polled::new(sender), crate::rig::Polled::new(receiver));
     let mut links = 0;
     crate::rig::until("eight connections", || {
@@ -145,6 +147,6 @@ fn calls_that_are_refused<K: Kind>() {
 
 #[test]
 fn calls_of_the_system_that_are_refused_cost_a_connection_and_not_the_end() {
-    calls_that_are_refused::<Tcp>();
-    calls_that_are_refused::<Shm>();
+    calls_that_are_refused(Way::Tcp);
+    calls_that_are_refused(Way::Shm);
 }

@@ -414,7 +414,7 @@ impl Ops {
 
     fn sent(&mut self, event: &sender::Event) {
         match event {
-            sender::Event::Granted { .. } => {}
+            sender::Event::Met { .. } | sender::Event::Granted { .. } => {}
             sender::Event::Released { request, origin } => {
                 let part = self.memory.held.remove(origin);
                 assert_eq!(part.map(|part| part.request), Some(*request), "rows are released twice");
@@ -433,6 +433,7 @@ impl Ops {
 
     fn received(&mut self, event: &receiver::Event) {
         match event {
+            receiver::Event::Met { .. } => {}
             receiver::Event::Ready { fence, layer } => self.check(*fence, *layer),
             receiver::Event::Payload { fence, .. } => assert!(self.uses.contains_key(fence)),
             receiver::Event::Whole { fence } => {

@@ -128,9 +128,13 @@ fn a_hello_that_does_not_fit_is_refused_by_both_ends_alike() {
     }
 }
 
-/// The machines say their hellos and nothing else, and after the connection is gone nothing at all.
+/// The machines say who is there, their hellos and nothing else, and after the connection is gone nothing at all.
 fn rest(sender: &mut Sender, receiver: &mut Receiver) {
     let (mut frame, mut memory) = (Vec::new(), Memory::default());
+    let met = sender.poll(millis(0), &mut memory, &mut frame).unwrap();
+    assert!(matches!(met, Some(sender::Action::Event(sender::Event::Met { link: LINK, rank: RANK }))));
+    let met = receiver.poll(millis(0), &mut frame);
+    assert!(matches!(met, Some(receiver::Action::Event(receiver::Event::Met { link: LINK, rank: RANK }))));
     assert!(sender.poll(millis(0), &mut memory, &mut frame).unwrap().is_some() && frame[0] == 1);
     assert!(receiver.poll(millis(0), &mut frame).is_some() && frame[0] == 1);
     assert_eq!(sender.poll(millis(9999), &mut memory, &mut frame).unwrap(), None);
@@ -322,6 +326,9 @@ fn a_rank_that_gets_nothing_of_a_sender_is_not_granted() {
     let (mut frame, mut memory) = (Vec::new(), Memory::default());
     let mut frames = Vec::new();
     while let Some(action) = sender.poll(millis(0), &mut memory, &mut frame).unwrap() {
+        if let sender::Action::Event(sender::Event::Met { .. }) = action {
+            continue;
+        }
         assert_eq!(action, sender::Action::Frame { link: LINK });
         frames.push(frame.clone());
     }

@@ -262,6 +262,7 @@ impl Pair {
                 self.closed.push(self.now);
                 self.cut();
             }
+            Some(sender::Action::Event(sender::Event::Met { link, .. })) => assert_eq!(link, LINK),
             Some(sender::Action::Event(event)) => {
                 if let sender::Event::Released { origin, .. } = event {
                     let was = self.memory.held.remove(&origin);
@@ -288,6 +289,7 @@ impl Pair {
                 self.closed.push(self.now);
                 self.cut();
             }
+            Some(receiver::Action::Event(receiver::Event::Met { link, .. })) => assert_eq!(link, LINK),
             Some(receiver::Action::Event(event)) => self.at_receiver.push(event),
         }
         true

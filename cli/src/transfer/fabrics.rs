@@ -9,40 +9,13 @@ use forebay::os::{self, NoFaults};
 use forebay::transfer::fabric::{Fabric, Happened, ReceiverFabric, Runs, SenderFabric};
 use forebay::transfer::receiver::Where;
 use forebay::transfer::sender::Source;
-use forebay::transfer::socket::{Options, ShmReceiver, ShmSender, TcpReceiver, TcpSender, Token};
+use forebay::transfer::socket::{Address, Options, Socket, Token, Way};
 use forebay::transfer::{Fence, Frame, Run};
 use forebay::{Error, Kind, Result};
 
-use super::args::EndArguments;
+use super::args::{self, EndArguments};
 use super::clock;
 use crate::present::output::{echo, within};
-
-/// What all ends over sockets have besides.
-pub trait Socket {
-    /// Why a connection was lost or did not open.
-    fn failure(&mut self) -> Option<Error>;
-    /// What to wait on.
-    fn descriptors(&self) -> Vec<(BorrowedFd<'_>, bool)>;
-    /// How long a poll has nothing to do.
-    fn due(&self) -> Duration;
-}
-
-macro_rules! sockets {
-    ($($end:ty),*) => {$(
-        impl Socket for $end {
-            fn failure(&mut self) -> Option<Error> {
-                <$end>::failure(self)
-            }
-            fn descriptors(&self) -> Vec<(BorrowedFd<'_>, bool)> {
-                <$end>::descriptors(self)
-            }
-            fn due(&self) -> Duration {
-                <$end>::due(self)
-            }
-        }
-    )*};
-}
-sockets!(TcpSender, TcpReceiver, ShmSender, ShmReceiver);
 
 /// The options of an end.
 ///
@@ -61,16 +34,16 @@ fn token(path: &Path) -> Result<Token> {
     Token::new(&bytes).map_err(|error| within(error, path))
 }
 
-/// The address of an end over TCP.
+/// Where an end listens, or connects to.
 ///
 /// # Errors
 /// [`Kind::InvalidConfig`].
-pub fn address(text: &str) -> Result<std::net::SocketAddr> {
-    text.parse().map_err(|_| {
-        Error::new(Kind::InvalidConfig, "transfer")
-            .at(format!("--at {}", echo(text)))
-            .hint("give an address and a port, such as 127.0.0.1:7000")
-    })
+pub fn address(arguments: &EndArguments) -> Result<Address> {
+    let way = match arguments.prompt.fabric {
+        args::Fabric::Tcp => Way::Tcp,
+        args::Fabric::Shm => Way::Shm,
+    };
+    Address::new(way, &arguments.at)
 }
 
 /// Waits until an end may have something to do: for its sockets, for `more`, and until its machine is due, but never
@@ -118,6 +91,10 @@ impl<F: Fabric> Fabric for Telling<F> {
 
     fn close(&mut self, link: u32) {
         self.end.close(link);
+    }
+
+    fn why_lost(&mut self, link: u32) -> Option<Error> {
+        self.end.why_lost(link)
     }
 }
 
@@ -183,6 +160,10 @@ impl<F: Fabric> Fabric for Flipping<F> {
 
     fn close(&mut self, link: u32) {
         self.end.close(link);
+    }
+
+    fn why_lost(&mut self, link: u32) -> Option<Error> {
+        self.end.why_lost(link)
     }
 }
 

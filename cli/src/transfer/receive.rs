@@ -3,20 +3,19 @@
 //! It grants the first request when a sender is there, and the second one when the first is whole and compared. Rows
 //! are compared a layer at a time, so that the connection lives meanwhile.
 
-use std::path::Path;
 use std::time::Duration;
 
 use forebay::transfer::ends::{Polled, ReceivingEnd, Store};
 use forebay::transfer::fabric::ReceiverFabric;
 use forebay::transfer::receiver::{self, Event, Receiver as Machine, Wanted};
-use forebay::transfer::socket::{ShmReceiver, TcpReceiver};
+use forebay::transfer::socket::{Address, Socket, SocketReceiver};
 use forebay::transfer::{Fence, Rank, Run};
 use forebay::{Error, Kind, Result};
 use nix::sys::signal::{Signal, raise};
 
-use super::args::{EndArguments, Fabric};
+use super::args::EndArguments;
 use super::clock;
-use super::fabrics::{self, Flipping, Socket};
+use super::fabrics::{self, Flipping};
 use super::fault::Fault;
 use super::report::{Failure, Line, Received};
 use super::send;
@@ -31,18 +30,12 @@ const LONGEST: Duration = Duration::from_millis(100);
 /// # Errors
 /// Those of the fabric and the machine; [`Kind::OutOfMemory`] for pages that there is no memory for.
 pub fn receive(arguments: &EndArguments, tell: &mut dyn FnMut(Line) -> Result<()>) -> Result<Received> {
-    let options = fabrics::options(arguments)?;
-    match arguments.prompt.fabric {
-        Fabric::Tcp => {
-            let end = TcpReceiver::bind(options, fabrics::address(&arguments.at)?)?;
-            let at = end.address().map_or_else(|| arguments.at.clone(), |at| at.to_string());
-            run(end, arguments, at, tell)
-        }
-        Fabric::Shm => {
-            let end = ShmReceiver::bind(options, Path::new(&arguments.at))?;
-            run(end, arguments, arguments.at.clone(), tell)
-        }
-    }
+    let end = SocketReceiver::bind(fabrics::options(arguments)?, &fabrics::address(arguments)?)?;
+    let at = match end.address() {
+        Some(Address::Tcp(at)) => at.to_string(),
+        _ => arguments.at.clone(),
+    };
+    run(end, arguments, at, tell)
 }
 
 fn run<F: ReceiverFabric + Socket>(
@@ -167,7 +160,6 @@ impl<F: ReceiverFabric + Socket> Receiving<F> {
             // When it has the last request, the sender may go.
             Polled::Lost { .. } if self.received.whole[1].is_some() => self.answered(),
             Polled::Lost { why, .. } => {
-                let why = why.or_else(|| self.end.fabric.failure());
                 self.fail(Failure::lost(why.as_ref()));
             }
             Polled::Event(Event::Ready { fence, layer }) if fence.request == LAYERED => {

@@ -7,7 +7,6 @@
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
@@ -17,14 +16,14 @@ use forebay::transfer::ends::{Polled, SendingEnd};
 use forebay::transfer::fabric::SenderFabric;
 use forebay::transfer::memory::SendMemory;
 use forebay::transfer::sender::{self, Computed, Event, Sender as Machine};
-use forebay::transfer::socket::{ShmSender, TcpSender};
+use forebay::transfer::socket::{Socket, SocketSender};
 use forebay::transfer::{Rank, Reason, StagingRing};
 use forebay::{Error, Kind, Result, os};
 
-use super::args::{EndArguments, Fabric, PromptArguments};
+use super::args::{EndArguments, PromptArguments};
 use super::clock;
 use super::compute::{Computation, Said, write};
-use super::fabrics::{self, Socket, Telling};
+use super::fabrics::{self, Telling};
 use super::fault::Fault;
 use super::report::{Failure, Sent, word};
 use super::shape::{ALONE, LAYERED, RING_LAYERS, Shape};
@@ -46,17 +45,10 @@ pub fn send(arguments: &EndArguments) -> Result<Sent> {
     let request = Request { bytes, huge: false, populate: true, lock: false, node: None, shared: true };
     let memory = Arc::new(SendMemory::new(&request, shape.planes(), &NoFaults)?.0);
     let ring = StagingRing::new(bytes, page_size())?;
-    let options = fabrics::options(arguments)?;
-    match arguments.prompt.fabric {
-        Fabric::Tcp => {
-            let at = [fabrics::address(&arguments.at)?];
-            run(TcpSender::new(options, memory.clone(), &at)?, arguments, &memory, ring)
-        }
-        Fabric::Shm => {
-            let at = [PathBuf::from(&arguments.at)];
-            run(ShmSender::new(options, memory.clone(), &at)?, arguments, &memory, ring)
-        }
-    }
+    let at = fabrics::address(arguments)?;
+    let mut fabric = SocketSender::new(at.way(), fabrics::options(arguments)?, memory.clone())?;
+    fabric.add(at)?;
+    run(fabric, arguments, &memory, ring)
 }
 
 fn run<F: SenderFabric + Socket>(
@@ -178,7 +170,6 @@ impl<F: SenderFabric + Socket> Sending<'_, F> {
         match polled {
             Polled::Connected { .. } => self.connected = true,
             Polled::Lost { why, .. } => {
-                let why = why.or_else(|| self.end.fabric.failure());
                 self.fail(Failure::lost(why.as_ref()));
             }
             Polled::Event(Event::Granted { request: LAYERED, .. }) => start(),

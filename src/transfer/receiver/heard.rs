@@ -34,6 +34,7 @@ impl Receiver {
             Frame::Hello(greeting) if !known => {
                 let others = self.lines.iter().filter_map(|line| line.peer.as_ref());
                 let peer = self.own.meet(&greeting, others.map(|peer| &peer.paired))?;
+                self.events.push_back(Event::Met { link, rank: peer.rank });
                 self.lines.iter_mut().skip(index).take(1).for_each(|line| line.peer = Some(peer.clone()));
             }
             Frame::Hello(_) => return foreign("a second hello"),
@@ -169,7 +170,8 @@ impl Receiver {
         let chunks = if paired.divides() { chunks.as_slice() } else { &[] };
         let request = Request { tokens: tokens.end, replicas: [0, 0], chunks };
         let mut digests = part.digests.iter().peekable();
-        let (bytes, failed, mut broken) = (&mut self.bytes, &mut self.failed, None);
+        let (bytes, failed, counts) = (&mut self.bytes, &mut self.failed, &mut self.counts);
+        let mut broken = None;
         let (mut runs, all) = (0_u32, part.digests.are_all());
         let first_page = arriving.first / paired.plan.target.page_tokens.max(1);
         // Ends the visit: what comes then is not told.
@@ -198,6 +200,7 @@ impl Receiver {
             if fetched.is_err() || digest(fence, &run, bytes) != told {
                 arriving.wrong = Some((run.layer, run.component, run.token));
                 failed.push((place, own));
+                counts.wrong += 1;
                 return Ok(());
             }
             if let Err(error) = mover.store(fence, &run, bytes) {
@@ -205,6 +208,8 @@ impl Receiver {
                 return Err(enough());
             }
             arriving.ledger.set(&found);
+            counts.runs += 1;
+            counts.bytes += run.total();
             Ok(())
         });
         if let Some(broken) = broken {

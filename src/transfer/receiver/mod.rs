@@ -130,9 +130,27 @@ pub struct Wanted<'a> {
     pub deadline: Option<Duration>,
 }
 
+/// What a receiver has moved since its beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Runs that were stored.
+    pub runs: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Runs that were fetched with other bytes than their digests say, or could not be fetched.
+    pub wrong: u64,
+}
+
 /// What has happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
+    /// A rank of a sender has said hello: its requests can be granted.
+    Met {
+        /// The connection.
+        link: u32,
+        /// The rank.
+        rank: Rank,
+    },
     /// All rows of a layer are stored.
     Ready {
         /// The use of pages.
@@ -191,6 +209,7 @@ pub struct Receiver {
     /// A run's bytes, and the runs of a notice that failed.
     bytes: Vec<u8>,
     failed: Vec<(u16, u32)>,
+    counts: Counts,
 }
 
 impl Receiver {
@@ -216,6 +235,7 @@ impl Receiver {
             turn: 0,
             bytes: Vec::new(),
             failed: Vec::new(),
+            counts: Counts::default(),
         })
     }
 
@@ -281,6 +301,11 @@ impl Receiver {
             self.events.push_back(Event::Free { landing });
         }
         Ok(())
+    }
+
+    /// What it has moved.
+    pub const fn counts(&self) -> Counts {
+        self.counts
     }
 
     /// The landing pages that writers may reach.

@@ -29,6 +29,7 @@ impl Sender {
             Frame::Hello(greeting) if !known => {
                 let others = self.lines.iter().filter_map(|line| line.peer.as_ref());
                 let peer = self.own.meet(&greeting, others.map(|peer| &peer.paired))?;
+                self.events.push_back(Event::Met { link, rank: peer.rank });
                 self.lines.iter_mut().skip(index).take(1).for_each(|line| line.peer = Some(peer.clone()));
             }
             Frame::Hello(_) => return foreign("a second hello"),

@@ -138,9 +138,27 @@ pub enum Action {
     Event(Event),
 }
 
+/// What a sender has told since its beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Runs, each as often as it was told.
+    pub runs: u64,
+    /// Runs that were told again because they had arrived with other bytes.
+    pub again: u64,
+    /// Messages that were sent again because no answer came.
+    pub repeats: u64,
+}
+
 /// What has happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
+    /// A rank of a receiver has said hello.
+    Met {
+        /// The connection.
+        link: u32,
+        /// The rank.
+        rank: Rank,
+    },
     /// A receiver has granted.
     Granted {
         /// The request.
@@ -203,6 +221,7 @@ pub struct Sender {
     /// A run's bytes, and the digests of a job.
     bytes: Vec<u8>,
     digests: Vec<(u32, u32)>,
+    counts: Counts,
 }
 
 impl Sender {
@@ -230,7 +249,13 @@ impl Sender {
             unreadable: false,
             bytes: Vec::new(),
             digests: Vec::new(),
+            counts: Counts::default(),
         })
+    }
+
+    /// What it has told.
+    pub const fn counts(&self) -> Counts {
+        self.counts
     }
 
     /// A connection to a rank of a receiving instance. `far` says that rows are written to its memory from here.

@@ -198,6 +198,7 @@ impl Sender {
         let Some(line) = self.lines.get_mut(index) else { return Ok(None) };
         let Some(told) = line.told.get_mut(place) else { return Ok(None) };
         (told.last, told.times) = (now, told.times.saturating_add(1));
+        self.counts.repeats += 1;
         let (number, jobs) = (told.number, told.jobs.iter().flatten().cloned().collect::<Vec<_>>());
         self.message(index, number, &jobs, source, frame)
     }
@@ -275,6 +276,11 @@ impl Sender {
             if read_digests(&paired.plan, (job, computed, between), source, read).is_err() {
                 unreadable = Some(job.request);
                 break;
+            }
+            let runs = self.digests.len() as u64;
+            self.counts.runs += runs;
+            if some.is_some() {
+                self.counts.again += runs;
             }
             let part = Rows {
                 fence: job.fence,

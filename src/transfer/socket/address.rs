@@ -7,6 +7,7 @@
 //! So of two that start at once one is refused. Both files are removed with the receiver; a socket that another program
 //! has put there is left.
 
+use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
@@ -22,10 +23,36 @@ use crate::transfer::socket::options::Options;
 
 const OPERATION: &str = "transfer socket";
 
+/// What carries frames and rows, by its number in an opening.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// TCP: between hosts, or between processes of one that share no memory. Rows go behind their notices. Each byte of
+    /// them is copied by the sender into the socket, and by the receiver out of it and into its checked memory. What
+    /// goes over a network is neither hidden nor protected against changes; a tunnel has to do that.
+    Tcp = 1,
+    /// Shared memory, between processes of one host and user. Frames go over a Unix socket. A sender hands over its
+    /// memory once for each connection, to be read only. Rows are copied once, into the receiver's checked memory. Of a
+    /// sender that has died the memory lives until its connection is lost.
+    Shm = 2,
+}
+
+/// Where a receiver listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
+    /// An address and a port. One of this host (loopback) is open to all users of the host without a token; one of a
+    /// network needs a token.
     Tcp(SocketAddr),
-    Unix(PathBuf),
+    /// The path of a Unix socket, for shared memory.
+    Shm(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp(address) => address.fmt(f),
+            Address::Shm(path) => f.write_str(&echo(path.display())),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -93,13 +120,7 @@ impl Claim {
 }
 
 fn failed<'a>(kind: Kind, step: &'static str, of: &'a Address) -> impl Fn(io::Error) -> Error + 'a {
-    move |error| {
-        let name = match of {
-            Address::Tcp(address) => address.to_string(),
-            Address::Unix(path) => echo(path.display()),
-        };
-        Error::new(kind, OPERATION).at(format!("{name}: {step}: {}", io_text(&error)))
-    }
+    move |error| Error::new(kind, OPERATION).at(format!("{of}: {step}: {}", io_text(&error)))
 }
 
 fn check_user(socket: &OwnedFd, faults: &dyn Faults) -> Result<()> {
@@ -115,11 +136,34 @@ fn check_user(socket: &OwnedFd, faults: &dyn Faults) -> Result<()> {
 }
 
 impl Address {
+    /// The address that a text says: an IP address and a port such as `127.0.0.1:7000`, or a path.
+    ///
+    /// # Errors
+    /// [`Kind::InvalidConfig`] for a text that is no address and port.
+    pub fn new(way: Way, text: &str) -> Result<Address> {
+        match way {
+            Way::Shm => Ok(Address::Shm(PathBuf::from(text))),
+            Way::Tcp => text.parse().map(Address::Tcp).map_err(|_| {
+                Error::new(Kind::InvalidConfig, OPERATION)
+                    .at(format!("{}: no address and port", echo(text)))
+                    .hint("give an IP address and a port, such as 127.0.0.1:7000")
+            }),
+        }
+    }
+
+    /// What listens there.
+    pub const fn way(&self) -> Way {
+        match self {
+            Address::Tcp(_) => Way::Tcp,
+            Address::Shm(_) => Way::Shm,
+        }
+    }
+
     /// Checks that the address may be used with these options.
     ///
     /// # Errors
     /// [`Kind::InvalidConfig`] for an address of a network without a token.
-    pub fn check(&self, options: &Options) -> Result<()> {
+    pub(super) fn check(&self, options: &Options) -> Result<()> {
         match self {
             Address::Tcp(address) if !address.ip().to_canonical().is_loopback() && options.token.is_none() => {
                 Err(Error::new(Kind::InvalidConfig, OPERATION)
@@ -134,18 +178,18 @@ impl Address {
     ///
     /// # Errors
     /// [`Kind::OsRefused`]; [`Kind::InvalidConfig`] for a process of another user.
-    pub fn connect(&self, faults: &dyn Faults) -> Result<Option<OwnedFd>> {
+    pub(super) fn connect(&self, faults: &dyn Faults) -> Result<Option<OwnedFd>> {
         let later = [ErrorKind::NotFound, ErrorKind::ConnectionRefused, ErrorKind::WouldBlock];
         let connected = match self {
             Address::Tcp(address) => os::connect_to(*address).and_then(|socket| {
                 socket.set_nodelay(true)?;
                 Ok(OwnedFd::from(socket))
             }),
-            Address::Unix(path) => os::connect(path).map(OwnedFd::from),
+            Address::Shm(path) => os::connect(path).map(OwnedFd::from),
         };
         match connected {
             Ok(socket) => {
-                if let Address::Unix(_) = self {
+                if let Address::Shm(_) = self {
                     check_user(&socket, faults)?;
                 }
                 Ok(Some(socket))
@@ -159,10 +203,10 @@ impl Address {
     ///
     /// # Errors
     /// [`Kind::Busy`] where another process listens; [`Kind::OsRefused`].
-    pub fn listen(&self) -> Result<Listener> {
+    pub(super) fn listen(&self) -> Result<Listener> {
         let bound = match self {
             Address::Tcp(address) => TcpListener::bind(address).map(Listener::Tcp),
-            Address::Unix(path) => bind(path).map(Listener::Unix),
+            Address::Shm(path) => bind(path).map(Listener::Unix),
         };
         let listener = bound.map_err(|error| match error.kind() {
             ErrorKind::AddrInUse => failed(Kind::Busy, "listen", self)(error)
@@ -242,11 +286,11 @@ impl Listener {
         }
     }
 
-    /// The address of a network that it listens on.
-    pub fn address(&self) -> Option<SocketAddr> {
+    /// Where it listens.
+    pub fn address(&self) -> Option<Address> {
         match self {
-            Listener::Tcp(socket) => socket.local_addr().ok(),
-            Listener::Unix(..) => None,
+            Listener::Tcp(socket) => socket.local_addr().ok().map(Address::Tcp),
+            Listener::Unix(of) => Some(Address::Shm(of.path.clone())),
         }
     }
 

@@ -11,15 +11,14 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind, Result};
-use crate::os;
 use crate::sync::Arc;
 use crate::transfer::fabric::Happened;
 use crate::transfer::memory::SendMemory;
 use crate::transfer::runs::Run;
-use crate::transfer::socket::address::{Address, Listener};
+use crate::transfer::socket::address::{Address, Listener, Way};
 use crate::transfer::socket::connection::{Connection, Served};
 use crate::transfer::socket::dial::Dial;
-use crate::transfer::socket::opening::{Adopted, Opening, Side, Way};
+use crate::transfer::socket::opening::{Adopted, Opening, Side};
 use crate::transfer::socket::options::Options;
 use crate::transfer::socket::refusal;
 
@@ -78,6 +77,8 @@ pub struct Hub {
     /// Events since a poll looked for new connections.
     given: u32,
     failures: VecDeque<Error>,
+    /// The connection that was lost last, and why.
+    lost: Option<(u32, Error)>,
     /// The frame that the last poll gave: its connection, and the rows behind it.
     held: Option<(u32, Range<usize>)>,
 }
@@ -102,6 +103,7 @@ impl Hub {
             told: VecDeque::new(),
             given: 0,
             failures: VecDeque::new(),
+            lost: None,
             held: None,
         })
     }
@@ -159,7 +161,12 @@ impl Hub {
         }
     }
 
-    /// Why a connection was lost or did not open: the oldest reason that was not taken.
+    /// Why a connection was lost, once.
+    pub fn why_lost(&mut self, link: u32) -> Option<Error> {
+        self.lost.take_if(|(lost, _)| *lost == link).map(|(_, why)| why)
+    }
+
+    /// Why a connection did not open: the oldest reason that was not taken.
     pub fn failure(&mut self) -> Option<Error> {
         self.failures.pop_front()
     }
@@ -180,7 +187,7 @@ impl Hub {
     /// The most bytes behind a frame that comes here.
     fn most(&self) -> usize {
         match (self.side, self.way) {
-            (Side::Receiver, Way::Stream) => self.options.rows_max,
+            (Side::Receiver, Way::Tcp) => self.options.rows_max,
             _ => 0,
         }
     }
@@ -223,7 +230,7 @@ impl Hub {
                 Ok(None) => {}
                 Ok(happened) => return happened,
                 Err(error) => {
-                    self.failed(error);
+                    self.lost = Some((link, error));
                     self.close(link);
                     return Some(Happened::Lost { link });
                 }
@@ -438,15 +445,5 @@ impl Hub {
         let links = self.links.values().filter_map(|of| of.connection.due(&self.options));
         let first = dials.chain(unopened).chain(links).chain(self.paused).min();
         first.map_or(Duration::MAX, |first| first.saturating_duration_since(Instant::now()))
-    }
-
-    /// # Errors
-    /// Those of [`os::wait`].
-    pub fn wait(&self, at_most: Duration) -> Result<()> {
-        let at_most = at_most.min(self.due());
-        if !at_most.is_zero() {
-            os::wait(&self.descriptors(), at_most, &*self.options.faults)?;
-        }
-        Ok(())
     }
 }

@@ -25,6 +25,7 @@ use crate::error::{Error, Kind, Result};
 use crate::os::{self, Faults, Map, Protection};
 use crate::transfer::frames::FRAME_MAX;
 use crate::transfer::memory::{Plane, Planes, SendMemory};
+use crate::transfer::socket::address::Way;
 use crate::transfer::socket::connection::Connection;
 use crate::transfer::socket::options::{Options, Token};
 use crate::transfer::socket::record::{HEADER, Header, PROOF, Says};
@@ -44,14 +45,6 @@ pub enum Side {
     Sender = 1,
     Receiver = 2,
 }
-
-/// How rows come to the receiver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    Stream = 1,
-    Shared = 2,
-}
-
 /// What is awaited next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -267,13 +260,13 @@ impl Opening {
         match (self.side, self.way) {
             (Side::Receiver, way) => {
                 connection.outgoing.push(record(Says::Proof, &self.proof(self.side)));
-                if way == Way::Shared {
+                if way == Way::Shm {
                     self.stage = Stage::Memory;
                 }
                 Ok(())
             }
-            (Side::Sender, Way::Stream) => Ok(()),
-            (Side::Sender, Way::Shared) => {
+            (Side::Sender, Way::Tcp) => Ok(()),
+            (Side::Sender, Way::Shm) => {
                 let memory = memory.ok_or_else(|| Error::new(Kind::Internal, OPERATION))?;
                 let descriptor = memory.map().export(Protection::Read, &*options.faults)?;
                 connection.outgoing.push_with(record(Says::Memory, &told(memory)?), descriptor);

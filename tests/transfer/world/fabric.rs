@@ -77,7 +77,9 @@ impl World {
 
     fn sent(&mut self, index: usize, polled: Polled<sender::Event>) {
         match polled {
-            Polled::More | Polled::Connected { .. } | Polled::Event(sender::Event::Granted { .. }) => {}
+            Polled::More
+            | Polled::Connected { .. }
+            | Polled::Event(sender::Event::Met { .. } | sender::Event::Granted { .. }) => {}
             Polled::Lost { .. } => self.touch_all(),
             Polled::Event(sender::Event::Released { origin, .. }) => {
                 let origin = &mut self.senders[index].memory.borrow_mut().parts[origin as usize];
@@ -111,6 +113,7 @@ impl World {
             Polled::Event(event) => event,
         };
         match event {
+            receiver::Event::Met { .. } => {}
             receiver::Event::Ready { fence, layer } => {
                 self.seen.layers += 1;
                 self.check(index, fence, attempt_of(fence), Some(layer));

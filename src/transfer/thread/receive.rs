@@ -1,0 +1,203 @@
+//! A receiver's end and its thread.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use crate::error::{Error, Kind, Result};
+use crate::sync::{Arc, Mutex};
+use crate::transfer::ends::{Polled, ReceivingEnd, Store};
+use crate::transfer::fabric::ReceiverFabric;
+use crate::transfer::quarantine::Fence;
+use crate::transfer::receiver::{Counts, Event, Wanted};
+use crate::transfer::socket::Socket;
+use crate::transfer::thread::drive::Drive;
+use crate::transfer::thread::run::{News, Thread};
+
+/// A request that is wanted: [`Wanted`] with lists of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// The use of pages.
+    pub fence: Fence,
+    /// Tokens of the prompt.
+    pub tokens: u32,
+    /// The first token that is wanted.
+    pub first: u32,
+    /// The sending instance, and its replica.
+    pub sender: (u64, u32),
+    /// The kinds of payloads that belong to it, each once.
+    pub payloads: Vec<u8>,
+    /// Landing pages of writers from afar; empty over sockets.
+    pub landing: Vec<u32>,
+    /// How long it may take, from when the call is carried out.
+    pub within: Option<Duration>,
+}
+
+/// What a receiver's thread has seen since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReceiveStatistics {
+    /// Requests that became whole.
+    pub whole: u64,
+    /// Requests that failed or were aborted.
+    pub failed: u64,
+    /// Landing pages that writers from afar may reach.
+    pub reached: u32,
+    /// Those of them whose request has ended.
+    pub waiting: u32,
+    /// What was moved.
+    pub moved: Counts,
+}
+
+#[derive(Debug)]
+struct Receiving<F, S> {
+    end: ReceivingEnd<F>,
+    store: S,
+    /// What the thread itself has to say, after what the machine has said before.
+    own: VecDeque<Event>,
+    statistics: Arc<Mutex<ReceiveStatistics>>,
+}
+
+impl<F: ReceiverFabric, S: Store> Receiving<F, S> {
+    fn count(&mut self, event: &Event) {
+        match event {
+            Event::Whole { fence } => {
+                self.store.ended(*fence);
+                self.statistics.lock().whole += 1;
+            }
+            Event::Failed { fence, .. } => {
+                self.store.ended(*fence);
+                self.statistics.lock().failed += 1;
+            }
+            _ => {}
+        }
+    }
+}
+
+impl<F: ReceiverFabric + Socket, S: Store> Drive for Receiving<F, S> {
+    type Event = Event;
+
+    fn poll(&mut self, now: Duration) -> Result<Option<Polled<Event>>> {
+        let mut polled = self.end.poll(now, &mut self.store)?;
+        if polled.is_none() {
+            polled = self.own.pop_front().map(Polled::Event);
+        }
+        match &polled {
+            Some(Polled::Event(event)) => self.count(event),
+            None => {
+                let (machine, mut statistics) = (&self.end.machine, self.statistics.lock());
+                statistics.moved = machine.counts();
+                statistics.reached = machine.quarantine().reached();
+                statistics.waiting = machine.quarantine().waiting();
+            }
+            _ => {}
+        }
+        Ok(polled)
+    }
+
+    fn failure(&mut self) -> Option<Error> {
+        self.end.fabric.failure()
+    }
+
+    fn due(&self) -> Option<Duration> {
+        match self.own.is_empty() {
+            true => self.end.machine.due(),
+            false => Some(Duration::ZERO),
+        }
+    }
+
+    fn idle(&self) -> Duration {
+        self.end.fabric.due()
+    }
+
+    fn descriptors(&self) -> Vec<(BorrowedFd<'_>, bool)> {
+        self.end.fabric.descriptors()
+    }
+}
+
+/// A receiver's end with the thread that drives it. See the module's head.
+///
+/// Each grant ends with one [`Event::Whole`] or one [`Event::Failed`]. From then on nothing is stored for it, and its
+/// pages may be used for something else. An abort too takes effect when its event comes, and not before.
+#[derive(Debug)]
+pub struct ReceiveThread<F: ReceiverFabric + Socket, S: Store> {
+    thread: Thread<Receiving<F, S>>,
+    statistics: Arc<Mutex<ReceiveStatistics>>,
+}
+
+impl<F: ReceiverFabric + Socket + Send + 'static, S: Store + Send + 'static> ReceiveThread<F, S> {
+    /// Starts the thread. It gives rows to `store`.
+    ///
+    /// # Errors
+    /// [`Kind::OsRefused`] if there can be no thread, or no sockets to wake it.
+    pub fn start(end: ReceivingEnd<F>, store: S) -> Result<ReceiveThread<F, S>> {
+        let statistics = Arc::new(Mutex::new(ReceiveStatistics::default()));
+        let receiving = Receiving { end, store, own: VecDeque::new(), statistics: Arc::clone(&statistics) };
+        Ok(ReceiveThread { thread: Thread::start("forebay-receive", receiving)?, statistics })
+    }
+}
+
+impl<F: ReceiverFabric + Socket, S: Store> ReceiveThread<F, S> {
+    /// As [`Receiver::grant`](crate::transfer::Receiver::grant). Before it `prepare` tells the store where the rows go.
+    /// Grant when [`Event::Met`] has come for the sender's ranks: without them the grant fails.
+    pub fn grant(&self, grant: Grant, prepare: impl FnOnce(&mut S) -> Result<()> + Send + 'static) {
+        self.thread.call(Some(grant.fence.request), move |receiving, now| {
+            let wanted = Wanted {
+                fence: grant.fence,
+                tokens: grant.tokens,
+                first: grant.first,
+                sender: grant.sender,
+                payloads: &grant.payloads,
+                landing: &grant.landing,
+                deadline: grant.within.map(|within| now.saturating_add(within)),
+            };
+            let granted = prepare(&mut receiving.store).and_then(|()| receiving.end.machine.grant(&wanted));
+            let failed = |error| Event::Failed { fence: grant.fence, error };
+            receiving.own.extend(granted.err().map(failed));
+            Ok(())
+        });
+    }
+
+    /// As [`Receiver::abort`](crate::transfer::Receiver::abort). [`Event::Failed`] with [`Kind::Cancelled`] says when
+    /// it is done, unless the request has ended before.
+    pub fn abort(&self, fence: Fence) {
+        self.thread.call(Some(fence.request), move |receiving, _| {
+            receiving.end.machine.abort(fence)?;
+            let error = Error::new(Kind::Cancelled, "transfer receiver")
+                .at("aborted here")
+                .with("request", fence.request);
+            receiving.own.push_back(Event::Failed { fence, error });
+            Ok(())
+        });
+    }
+
+    /// Does something with the fabric.
+    pub fn with(&self, act: impl FnOnce(&mut F) -> Result<()> + Send + 'static) {
+        self.thread.call(None, move |receiving, _| act(&mut receiving.end.fabric));
+    }
+
+    /// The next event, or none for now. Does not wait.
+    ///
+    /// # Errors
+    /// The one with which the thread has ended, after all events. Nothing is stored any more then.
+    pub fn poll(&self) -> Result<Option<News<Event>>> {
+        self.thread.poll()
+    }
+
+    /// Waits until there is an event, for at most a time.
+    ///
+    /// # Errors
+    /// [`Kind::OsRefused`].
+    pub fn wait(&self, at_most: Duration) -> Result<()> {
+        self.thread.wait(at_most)
+    }
+
+    /// What is readable while there are events, and after the thread has ended by itself.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.thread.descriptor()
+    }
+
+    /// What it has seen.
+    pub fn statistics(&self) -> ReceiveStatistics {
+        *self.statistics.lock()
+    }
+}
