@@ -64,6 +64,7 @@ pub fn send(arguments: &EndArguments) -> Result<Sent> {
         held: VecDeque::new(),
         told,
         state: State::Connects,
+        lost: None,
         sent: Sent { computed: vec![None; shape.layers as usize], ..Sent::default() },
     };
     sending.run()
@@ -92,6 +93,8 @@ struct Sending<'a> {
     held: VecDeque<Part>,
     told: Times,
     state: State,
+    /// How the receiver was lost.
+    lost: Option<Failure>,
     sent: Sent,
 }
 
@@ -137,15 +140,23 @@ impl Sending<'_> {
                 News::Connected { .. } if self.state == State::Connects => self.state = State::Waits,
                 News::Unopened { why } if self.state == State::Connects => return Err(why),
                 News::Refused { why, .. } => return Err(why),
-                // When it has the last request, the receiver may go.
-                News::Lost { .. } if self.state == State::Over && self.sent.alone.is_some() => {}
-                News::Lost { why, .. } => self.fail(Failure::lost(why.as_ref())),
+                // The end of a request that was granted says whether the receiver had it before it went.
+                News::Lost { why, .. } => {
+                    let lost = Failure::lost(why.as_ref());
+                    match self.state {
+                        State::Connects | State::Waits => self.fail(lost),
+                        State::Sends | State::Over => self.lost = Some(lost),
+                    }
+                }
                 News::Event(Event::Granted { .. }) if self.state == State::Waits => {
                     self.state = State::Sends;
                 }
                 News::Event(Event::Released { request: LAYERED, origin }) => self.release(origin)?,
                 News::Event(Event::Ended { reason: Reason::Done, .. }) => self.state = State::Over,
-                News::Event(Event::Ended { reason, .. }) => self.fail(Failure::new(word(reason.kind()))),
+                News::Event(Event::Ended { reason, .. }) => {
+                    let lost = self.lost.take().filter(|_| reason == Reason::PeerLost);
+                    self.fail(lost.unwrap_or_else(|| Failure::new(word(reason.kind()))));
+                }
                 // The second request's rows stay where they are.
                 _ => {}
             }
@@ -229,6 +240,10 @@ impl Sending<'_> {
 
     /// Sends the second request: all of it at once, from the ring, all of which is free.
     fn again(&mut self) -> Result<()> {
+        if let Some(lost) = self.lost.take() {
+            self.fail(lost);
+            return Ok(());
+        }
         let mut rows = Vec::new();
         let layer_bytes = self.shape.layer_bytes().next_multiple_of(page_size());
         let origin = |layer: u32| layer_bytes * u64::from(layer % RING_LAYERS);
