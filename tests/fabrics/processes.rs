@@ -265,7 +265,7 @@ impl Drop for Other {
 }
 
 /// Longer than a child's signs of life come late on a busy machine.
-const LOST: Duration = Duration::from_secs(1);
+const LOST: Duration = Duration::from_secs(2);
 
 /// A sender gets a signal at a phase; the receiver is this process.
 fn sender_dies<K: Kind>(name: &str, (phase, signal): (Phase, Signal)) {
