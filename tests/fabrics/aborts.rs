@@ -6,7 +6,7 @@ use forebay::Kind as Error;
 use forebay::transfer::{Fence, Reason};
 
 use crate::ranks::LAYERS;
-use crate::rig::{Kind, Shm, Tcp};
+use crate::rig::Way;
 use crate::slowed::{Draw, World};
 
 const RESEND: Duration = Duration::from_millis(200);
@@ -29,15 +29,15 @@ struct Seen {
 }
 
 /// Requests that one end aborts. The other requests take their pages, and their memory at the sender, at once.
-struct Rounds<K: Kind> {
-    world: World<K>,
+struct Rounds {
+    world: World,
     draw: Draw,
     seen: Seen,
 }
 
-impl<K: Kind> Rounds<K> {
-    fn new(stream: bool, slow: u64, seed: u64) -> Rounds<K> {
-        let world = World::new(stream, slow, RESEND, seed);
+impl Rounds {
+    fn new(way: Way, slow: u64, seed: u64) -> Rounds {
+        let world = World::new(way, slow, RESEND, seed);
         Rounds { world, draw: Draw(seed), seen: Seen::default() }
     }
 
@@ -56,7 +56,7 @@ impl<K: Kind> Rounds<K> {
     /// One end aborts the request `old`, and from then on each end gives what it had to `new` when it may.
     fn abort(&mut self, (old, new): (u64, u64), fence: Fence, by_sender: bool) {
         let Rounds { world, seen, .. } = self;
-        seen.crossed += u32::from(world.ways()[0].waiting(NOTICE) > 0);
+        seen.crossed += u32::from(world.roads()[0].waiting(NOTICE) > 0);
         let start = world.clock.get();
         match by_sender {
             true => {
@@ -104,12 +104,12 @@ impl<K: Kind> Rounds<K> {
         let fence = self.begin(old);
         // Now and then the first word of the abort is lost.
         if number % 10 < 2 {
-            let [to, back] = self.world.ways();
+            let [to, back] = self.world.roads();
             to.loses.push((FAILED, 1));
             back.loses.push((END, 1));
         }
         self.abort((old, new), fence, number.is_multiple_of(2));
-        self.world.ways().into_iter().for_each(|way| way.loses.clear());
+        self.world.roads().into_iter().for_each(|way| way.loses.clear());
     }
 }
 
@@ -117,8 +117,8 @@ fn rounds() -> u64 {
     if std::env::var_os("FOREBAY_SOAK").is_some() { 20_000 } else { 1000 }
 }
 
-fn abort_then_reuse<K: Kind>(stream: bool) {
-    let mut rounds = Rounds::<K>::new(stream, 100, 7);
+fn abort_then_reuse(way: Way) {
+    let mut rounds = Rounds::new(way, 100, 7);
     let count = self::rounds();
     (0..count).for_each(|number| rounds.round(number));
     let Seen { crossed, known } = rounds.seen;
@@ -134,17 +134,17 @@ fn abort_then_reuse<K: Kind>(stream: bool) {
 
 #[test]
 fn pages_and_memory_of_an_aborted_request_are_used_again_at_once_over_tcp() {
-    abort_then_reuse::<Tcp>(true);
+    abort_then_reuse(Way::Tcp);
 }
 
 #[test]
 fn pages_and_memory_of_an_aborted_request_are_used_again_at_once_over_shared_memory() {
-    abort_then_reuse::<Shm>(false);
+    abort_then_reuse(Way::Shm);
 }
 
 /// The naive receiver is right where no request ends early, so it is not wrong by its own fault.
-fn nothing_is_aborted<K: Kind>(stream: bool) {
-    let mut world = World::<K>::new(stream, 100, RESEND, 3);
+fn nothing_is_aborted(way: Way) {
+    let mut world = World::new(way, 100, RESEND, 3);
     for request in 1..=20 {
         world.grant(request);
         world.sends.begin(request);
@@ -160,15 +160,15 @@ fn nothing_is_aborted<K: Kind>(stream: bool) {
 
 #[test]
 fn a_naive_receiver_is_right_where_nothing_is_aborted() {
-    nothing_is_aborted::<Tcp>(true);
-    nothing_is_aborted::<Shm>(false);
+    nothing_is_aborted(Way::Tcp);
+    nothing_is_aborted(Way::Shm);
 }
 
 /// A request of which the next frames of a kind are lost. Returns whether it is whole, and whether both ends are done
 /// with it, within a minute of the test's time.
-fn with_lost<K: Kind>(stream: bool, (kind, times): (u8, u32), resend: Duration) -> (bool, bool) {
-    let mut world = World::<K>::new(stream, 20, resend, 5);
-    world.ways().into_iter().for_each(|way| way.loses.push((kind, times)));
+fn with_lost(way: Way, (kind, times): (u8, u32), resend: Duration) -> (bool, bool) {
+    let mut world = World::new(way, 20, resend, 5);
+    world.roads().into_iter().for_each(|way| way.loses.push((kind, times)));
     let fence = world.grant(1);
     world.sends.begin(1);
     if kind == FAILED {
@@ -180,7 +180,7 @@ fn with_lost<K: Kind>(stream: bool, (kind, times): (u8, u32), resend: Duration) 
     let done =
         world.holds_within(60_000, |world| world.receives.drained == [1] && world.sends.reason(1).is_some());
     if done {
-        let lost = world.ways().into_iter().any(|way| way.loses[0].1 < times);
+        let lost = world.roads().into_iter().any(|way| way.loses[0].1 < times);
         assert!(lost, "nothing of kind {kind} was lost");
         println!("kind {kind}, lost {times} times: done after {} ms", world.clock.get() - start);
         world.check_nothing_left();
@@ -189,15 +189,15 @@ fn with_lost<K: Kind>(stream: bool, (kind, times): (u8, u32), resend: Duration) 
     (world.receives.is_whole(1), done)
 }
 
-fn lost<K: Kind>(stream: bool) {
+fn lost(way: Way) {
     let hour = Duration::from_secs(3600);
     for kind in [GRANT, NOTICE, ANSWER, END, FAILED, DRAINED, KNOWN] {
         for times in [1, 2, 4] {
-            let whole = with_lost::<K>(stream, (kind, times), RESEND);
+            let whole = with_lost(way, (kind, times), RESEND);
             assert_eq!(whole, (kind != FAILED, true), "kind {kind}, {times} times");
         }
         // The control: an end that does not ask again. An answer and *known* are not missed where all else comes.
-        let (whole, done) = with_lost::<K>(stream, (kind, 1), hour);
+        let (whole, done) = with_lost(way, (kind, 1), hour);
         assert_eq!(whole, ![GRANT, NOTICE, FAILED].contains(&kind), "kind {kind}");
         assert_eq!(done, [ANSWER, KNOWN].contains(&kind), "kind {kind}");
     }
@@ -205,14 +205,14 @@ fn lost<K: Kind>(stream: bool) {
 
 #[test]
 fn a_lost_message_is_recovered_by_asking() {
-    lost::<Tcp>(true);
-    lost::<Shm>(false);
+    lost(Way::Tcp);
+    lost(Way::Shm);
 }
 
 /// Of all frames but hellos a third is lost, each way.
-fn a_third_is_lost<K: Kind>(stream: bool) {
-    let mut world = World::<K>::new(stream, 20, RESEND, 11);
-    world.ways().into_iter().for_each(|way| way.chance = 33);
+fn a_third_is_lost(way: Way) {
+    let mut world = World::new(way, 20, RESEND, 11);
+    world.roads().into_iter().for_each(|way| way.chance = 33);
     for request in 1..=30 {
         let fence = world.grant(request);
         world.sends.begin(request);
@@ -239,6 +239,6 @@ fn a_third_is_lost<K: Kind>(stream: bool) {
 
 #[test]
 fn requests_become_whole_though_a_third_of_all_messages_is_lost() {
-    a_third_is_lost::<Tcp>(true);
-    a_third_is_lost::<Shm>(false);
+    a_third_is_lost(Way::Tcp);
+    a_third_is_lost(Way::Shm);
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay::transfer::fabric::SenderFabric;
+use forebay::transfer::socket::Socket;
 use forebay::transfer::socket::{Options, Token};
 use forebay::transfer::{Reason, receiver, sender};
 use forebay::{Error, Kind as Wrong};
@@ -18,7 +19,7 @@ use nix::unistd::Pid;
 use crate::dying::{Dying, PHASES, Phase};
 use crate::naive::Naive;
 use crate::ranks::{Pages, Receives, Sends, memory};
-use crate::rig::{At, End, Kind, Shm, Tcp, path, until};
+use crate::rig::{Address, Way, connect, listen, path, until};
 
 /// Gives a test's child process what it is to do.
 const CHILD: &str = "FOREBAY_TEST_CHILD";
@@ -87,14 +88,14 @@ impl Work {
 }
 
 /// A place from what it is shown as.
-fn place(at: &str) -> At {
-    at.parse().map_or_else(|_| At::Path(at.into()), At::Port)
+fn place(at: &str) -> Address {
+    at.parse().map_or_else(|_| Address::Shm(at.into()), Address::Tcp)
 }
 
-fn shown(at: &At) -> String {
+fn shown(at: &Address) -> String {
     match at {
-        At::Port(address) => address.to_string(),
-        At::Path(path) => path.display().to_string(),
+        Address::Tcp(address) => address.to_string(),
+        Address::Shm(path) => path.display().to_string(),
     }
 }
 
@@ -119,9 +120,9 @@ fn serve<F: SenderFabric>(sends: &mut Sends<F>, request: u64, now: Duration) {
 }
 
 /// A sender's child.
-fn send<K: Kind>(work: &Work) {
+fn send(way: Way, work: &Work) {
     let memory = memory();
-    let fabric = K::sender(options(&work.secret, LONG), memory.clone(), &[place(&work.at)]).unwrap();
+    let fabric = connect(way, options(&work.secret, LONG), memory.clone(), &[place(&work.at)]).unwrap();
     let fabric = Dying::new(fabric, work.signal);
     let mut sends = Sends::new(fabric, memory, work.instance, sender::Options::default());
     let start = Instant::now();
@@ -153,9 +154,9 @@ fn send<K: Kind>(work: &Work) {
 }
 
 /// A receiver's child.
-fn receive<K: Kind>(work: &Work) {
+fn receive(way: Way, work: &Work) {
     let at = (!work.at.is_empty()).then(|| place(&work.at));
-    let (fabric, at) = K::receiver(options(&work.secret, LONG), at.as_ref()).unwrap();
+    let (fabric, at) = listen(way, options(&work.secret, LONG), at.as_ref()).unwrap();
     println!("\nlistens|{}", shown(&at));
     let fabric = Naive::new(Dying::new(fabric, work.signal));
     let mut receives = Receives::new(fabric, receiver::Options::default());
@@ -193,12 +194,12 @@ fn kinds(failed: &[(u64, Error)]) -> Vec<Wrong> {
 }
 
 /// Does a child's work, if this process is one.
-fn is_child<K: Kind>() -> bool {
+fn is_child(way: Way) -> bool {
     let Some(work) = Work::of_child() else { return false };
     if work.sends {
-        send::<K>(&work)
+        send(way, &work)
     } else {
-        receive::<K>(&work)
+        receive(way, &work)
     }
     true
 }
@@ -227,7 +228,7 @@ impl Other {
     }
 
     /// Where a receiver's child listens.
-    fn listens(&mut self) -> At {
+    fn listens(&mut self) -> Address {
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap() > 0 {
             if let Some(at) = line.strip_prefix("listens|") {
@@ -268,10 +269,10 @@ impl Drop for Other {
 const LOST: Duration = Duration::from_secs(2);
 
 /// A sender gets a signal at a phase; the receiver is this process.
-fn sender_dies<K: Kind>(name: &str, (phase, signal): (Phase, Signal)) {
+fn sender_dies(way: Way, name: &str, (phase, signal): (Phase, Signal)) {
     let case = format!("{phase:?} {signal}");
     let secret = secret();
-    let (fabric, at) = K::receiver(options(&secret, LOST), None).unwrap();
+    let (fabric, at) = listen(way, options(&secret, LOST), None).unwrap();
     let mut receives = Receives::new(fabric, receiver::Options::default());
     let start = Instant::now();
     let mut work = Work {
@@ -323,7 +324,7 @@ fn sender_dies<K: Kind>(name: &str, (phase, signal): (Phase, Signal)) {
 
 /// A receiver gets a signal at a phase; the sender is this process. `at` says where the next receiver is to listen, if
 /// the system does not choose that.
-fn receiver_dies<K: Kind>(name: &str, at: fn() -> String, (phase, signal): (Phase, Signal)) {
+fn receiver_dies(way: Way, name: &str, at: fn() -> String, (phase, signal): (Phase, Signal)) {
     let case = format!("{phase:?} {signal}");
     let secret = secret();
     let mut work = Work {
@@ -338,7 +339,7 @@ fn receiver_dies<K: Kind>(name: &str, at: fn() -> String, (phase, signal): (Phas
     let mut old = Other::start(name, &work);
     let place = old.listens();
     let memory = memory();
-    let fabric = K::sender(options(&secret, LOST), memory.clone(), std::slice::from_ref(&place)).unwrap();
+    let fabric = connect(way, options(&secret, LOST), memory.clone(), std::slice::from_ref(&place)).unwrap();
     let mut sends = Sends::new(fabric, memory, INSTANCE, sender::Options::default());
     let start = Instant::now();
     sends.begin(1);
@@ -364,7 +365,7 @@ fn receiver_dies<K: Kind>(name: &str, at: fn() -> String, (phase, signal): (Phas
     let next = if stopped.is_some() { at() } else { shown(&place) };
     (work.at, work.request, work.signal, work.until) = (next, 2, None, Until::Done);
     let mut fresh = Other::start(name, &work);
-    K::add(&mut sends.end.fabric, &fresh.listens());
+    sends.end.fabric.add(fresh.listens()).unwrap();
     sends.begin(2);
     until(&format!("{case}: a successor's grant"), || {
         sends.poll(start.elapsed());
@@ -385,7 +386,7 @@ fn receiver_dies<K: Kind>(name: &str, at: fn() -> String, (phase, signal): (Phas
 /// and reads what the notices name.
 #[test]
 fn notices_of_memory_that_has_other_rows_by_now_give_none() {
-    if is_child::<Shm>() {
+    if is_child(Way::Shm) {
         return;
     }
     let name = "notices_of_memory_that_has_other_rows_by_now_give_none";
@@ -403,7 +404,8 @@ fn notices_of_memory_that_has_other_rows_by_now_give_none() {
     };
     let mut old = Other::start(name, &work);
     let (place, memory) = (old.listens(), memory());
-    let fabric = Shm::sender(options(&secret, LOST), memory.clone(), std::slice::from_ref(&place)).unwrap();
+    let fabric =
+        connect(Way::Shm, options(&secret, LOST), memory.clone(), std::slice::from_ref(&place)).unwrap();
     let mut sends = Sends::new(fabric, memory, INSTANCE, sender::Options::default());
     let start = Instant::now();
     sends.begin(1);
@@ -421,7 +423,7 @@ fn notices_of_memory_that_has_other_rows_by_now_give_none() {
     });
     (work.at, work.request, work.signal, work.until) = (at(), 2, None, Until::Done);
     let mut fresh = Other::start(name, &work);
-    Shm::add(&mut sends.end.fabric, &fresh.listens());
+    sends.end.fabric.add(fresh.listens()).unwrap();
     until("the next request", || {
         sends.poll(start.elapsed());
         sends.reason(2).is_some() && fresh.has_ended()
@@ -444,41 +446,41 @@ fn at_all_phases(dies: impl Fn((Phase, Signal)) + Sync) {
 
 #[test]
 fn a_sender_over_tcp_is_killed_or_stopped_at_each_phase() {
-    if !is_child::<Tcp>() {
+    if !is_child(Way::Tcp) {
         let name = "a_sender_over_tcp_is_killed_or_stopped_at_each_phase";
-        at_all_phases(|at| sender_dies::<Tcp>(name, at));
+        at_all_phases(|at| sender_dies(Way::Tcp, name, at));
     }
 }
 
 #[test]
 fn a_sender_over_shared_memory_is_killed_or_stopped_at_each_phase() {
-    if !is_child::<Shm>() {
+    if !is_child(Way::Shm) {
         let name = "a_sender_over_shared_memory_is_killed_or_stopped_at_each_phase";
-        at_all_phases(|at| sender_dies::<Shm>(name, at));
+        at_all_phases(|at| sender_dies(Way::Shm, name, at));
     }
 }
 
 #[test]
 fn a_receiver_over_tcp_is_killed_or_stopped_at_each_phase() {
-    if !is_child::<Tcp>() {
+    if !is_child(Way::Tcp) {
         let name = "a_receiver_over_tcp_is_killed_or_stopped_at_each_phase";
-        at_all_phases(|at| receiver_dies::<Tcp>(name, String::new, at));
+        at_all_phases(|at| receiver_dies(Way::Tcp, name, String::new, at));
     }
 }
 
 #[test]
 fn a_receiver_over_shared_memory_is_killed_or_stopped_at_each_phase() {
-    if !is_child::<Shm>() {
+    if !is_child(Way::Shm) {
         let name = "a_receiver_over_shared_memory_is_killed_or_stopped_at_each_phase";
-        at_all_phases(|at| receiver_dies::<Shm>(name, || path().display().to_string(), at));
+        at_all_phases(|at| receiver_dies(Way::Shm, name, || path().display().to_string(), at));
     }
 }
 
 /// A sender is stopped as it tells a layer. Its request is given up here, and its connection stays. It goes on when its
 /// pages are another request's, and tells the layer, whose fence is over.
-fn old_rows_come_late<K: Kind>(name: &str) {
+fn old_rows_come_late(way: Way, name: &str) {
     let secret = secret();
-    let (fabric, at) = K::receiver(options(&secret, LONG), None).unwrap();
+    let (fabric, at) = listen(way, options(&secret, LONG), None).unwrap();
     let options = receiver::Options { patience: LONG, ..receiver::Options::default() };
     let mut receives = Receives::new(Naive::new(fabric), options);
     let start = Instant::now();
@@ -527,17 +529,17 @@ fn old_rows_come_late<K: Kind>(name: &str) {
 
 #[test]
 fn rows_of_a_sender_that_was_stopped_are_not_taken_for_those_of_the_next_request_over_tcp() {
-    if !is_child::<Tcp>() {
+    if !is_child(Way::Tcp) {
         let name = "rows_of_a_sender_that_was_stopped_are_not_taken_for_those_of_the_next_request_over_tcp";
-        old_rows_come_late::<Tcp>(name);
+        old_rows_come_late(Way::Tcp, name);
     }
 }
 
 #[test]
 fn rows_of_a_sender_that_was_stopped_are_not_taken_for_those_of_the_next_request_over_memory() {
-    if !is_child::<Shm>() {
+    if !is_child(Way::Shm) {
         let name =
             "rows_of_a_sender_that_was_stopped_are_not_taken_for_those_of_the_next_request_over_memory";
-        old_rows_come_late::<Shm>(name);
+        old_rows_come_late(Way::Shm, name);
     }
 }

@@ -149,7 +149,7 @@ impl<F: SenderFabric> Sends<F> {
                 }
                 Polled::Connected { .. } => self.connected += 1,
                 Polled::Lost { .. } => self.lost += 1,
-                Polled::More => {}
+                Polled::More | Polled::Event(sender::Event::Met { .. }) => {}
             }
         }
     }

@@ -19,7 +19,7 @@ use forebay::{Error, Kind as Wrong, Result};
 
 use crate::naive::Naive;
 use crate::ranks::{Receives, Sends, memory, told};
-use crate::rig::{Kind, options};
+use crate::rig::{SocketReceiver, SocketSender, Way, connect, listen, options};
 
 /// Numbers that a seed gives.
 pub struct Draw(pub u64);
@@ -42,8 +42,8 @@ struct Late {
     rows: Vec<Vec<u8>>,
 }
 
-/// The way to an end.
-pub struct Way {
+/// The road to an end.
+pub struct Road {
     clock: Clock,
     draw: Draw,
     /// The most milliseconds that a frame takes; it takes at least half of them.
@@ -58,10 +58,10 @@ pub struct Way {
     pub chance: u64,
 }
 
-impl Way {
-    fn new(clock: &Clock, slow: u64, seed: u64) -> Way {
+impl Road {
+    fn new(clock: &Clock, slow: u64, seed: u64) -> Road {
         let (clock, draw, queue) = (Rc::clone(clock), Draw(seed), VecDeque::new());
-        Way { clock, draw, slow, queue, sent: 0, came: 0, loses: Vec::new(), chance: 0 }
+        Road { clock, draw, slow, queue, sent: 0, came: 0, loses: Vec::new(), chance: 0 }
     }
 
     fn is_lost(&mut self, kind: u8) -> bool {
@@ -101,16 +101,16 @@ impl Way {
 
 pub struct SlowSender<F> {
     inner: F,
-    pub way: Way,
+    pub road: Road,
 }
 
 impl<F: SenderFabric> Fabric for SlowSender<F> {
     fn poll(&mut self, frame: &mut Vec<u8>) -> Result<Option<Happened>> {
         while let Some(happened) = self.inner.poll(frame)? {
             let bytes = if let Happened::Frame { .. } = happened { frame.as_slice() } else { &[] };
-            self.way.take(happened, bytes, Vec::new());
+            self.road.take(happened, bytes, Vec::new());
         }
-        Ok(self.way.next().map(|late| {
+        Ok(self.road.next().map(|late| {
             *frame = late.frame;
             late.happened
         }))
@@ -130,7 +130,7 @@ impl<F: SenderFabric> Source for SlowSender<F> {
 impl<F: SenderFabric> SenderFabric for SlowSender<F> {
     fn send(&mut self, link: u32, frame: &[u8], runs: &Runs<'_>) -> Result<()> {
         let sent = self.inner.send(link, frame, runs);
-        self.way.noted(sent)
+        self.road.noted(sent)
     }
 
     fn write(&mut self, link: u32, write: u64, fence: Fence, runs: &Runs<'_>) -> Result<()> {
@@ -140,7 +140,7 @@ impl<F: SenderFabric> SenderFabric for SlowSender<F> {
 
 pub struct SlowReceiver<F> {
     inner: F,
-    pub way: Way,
+    pub road: Road,
     /// Rows come behind their notice, and those of the last one.
     stream: bool,
     rows: Vec<Vec<u8>>,
@@ -164,12 +164,12 @@ impl<F: ReceiverFabric> Fabric for SlowReceiver<F> {
             match happened {
                 Happened::Frame { link } => {
                     let rows = if self.stream { self.behind(link, frame) } else { Vec::new() };
-                    self.way.take(happened, frame, rows);
+                    self.road.take(happened, frame, rows);
                 }
-                _ => self.way.take(happened, &[], Vec::new()),
+                _ => self.road.take(happened, &[], Vec::new()),
             }
         }
-        Ok(self.way.next().map(|late| {
+        Ok(self.road.next().map(|late| {
             (*frame, self.rows) = (late.frame, late.rows);
             late.happened
         }))
@@ -183,7 +183,7 @@ impl<F: ReceiverFabric> Fabric for SlowReceiver<F> {
 impl<F: ReceiverFabric> ReceiverFabric for SlowReceiver<F> {
     fn send(&mut self, link: u32, frame: &[u8]) -> Result<()> {
         let sent = self.inner.send(link, frame);
-        self.way.noted(sent)
+        self.road.noted(sent)
     }
 
     fn fetch(&mut self, link: u32, fence: Fence, at: Where, run: &Run, into: &mut [u8]) -> Result<()> {
@@ -199,9 +199,9 @@ impl<F: ReceiverFabric> ReceiverFabric for SlowReceiver<F> {
 }
 
 /// A sender's and a receiver's rank over a slow fabric.
-pub struct World<K: Kind> {
-    pub sends: Sends<SlowSender<K::Sender>>,
-    pub receives: Receives<Naive<SlowReceiver<K::Receiver>>>,
+pub struct World {
+    pub sends: Sends<SlowSender<SocketSender>>,
+    pub receives: Receives<Naive<SlowReceiver<SocketReceiver>>>,
     pub clock: Clock,
     /// A request of which the sender computes only so many layers.
     pub limit: Option<(u64, u32)>,
@@ -210,18 +210,18 @@ pub struct World<K: Kind> {
 /// The sender's instance.
 pub const INSTANCE: u64 = 1;
 
-impl<K: Kind> World<K> {
+impl World {
     /// Connected. A frame takes at most `slow` milliseconds, and what is not answered is told again after `resend`.
-    pub fn new(stream: bool, slow: u64, resend: Duration, seed: u64) -> World<K> {
+    pub fn new(way: Way, slow: u64, resend: Duration, seed: u64) -> World {
         let minute = Duration::from_secs(60);
         // No sign of life comes: it would have a time of the machine.
         let options = Options { alive: minute, lost: 2 * minute, ..options() };
-        let (inner, at) = K::receiver(options.clone(), None).unwrap();
+        let (inner, at) = listen(way, options.clone(), None).unwrap();
         let (clock, memory, patience) = (Clock::default(), memory(), 100 * resend);
-        let way = Way::new(&clock, slow, seed);
-        let receiver = Naive::new(SlowReceiver { inner, way, stream, rows: Vec::new() });
-        let inner = K::sender(options, memory.clone(), &[at]).unwrap();
-        let sender = SlowSender { inner, way: Way::new(&clock, slow, seed + 1) };
+        let road = Road::new(&clock, slow, seed);
+        let receiver = Naive::new(SlowReceiver { inner, road, stream: way == Way::Tcp, rows: Vec::new() });
+        let inner = connect(way, options, memory.clone(), &[at]).unwrap();
+        let sender = SlowSender { inner, road: Road::new(&clock, slow, seed + 1) };
         let receiving = receiver::Options { resend, patience, ..receiver::Options::default() };
         let sending = sender::Options { resend, patience, ..sender::Options::default() };
         let mut world = World {
@@ -243,8 +243,8 @@ impl<K: Kind> World<K> {
     }
 
     /// What comes to the receiver, and what comes to the sender.
-    pub const fn ways(&mut self) -> [&mut Way; 2] {
-        [&mut self.receives.end.fabric.inner.way, &mut self.sends.end.fabric.way]
+    pub const fn roads(&mut self) -> [&mut Road; 2] {
+        [&mut self.receives.end.fabric.inner.road, &mut self.sends.end.fabric.road]
     }
 
     pub fn grant(&mut self, request: u64) -> Fence {
@@ -270,7 +270,7 @@ impl<K: Kind> World<K> {
         let start = Instant::now();
         for turn in 0.. {
             self.poll();
-            let [to, back] = self.ways();
+            let [to, back] = self.roads();
             if (to.came, back.came) == (back.sent, to.sent) {
                 return;
             }
@@ -287,12 +287,12 @@ impl<K: Kind> World<K> {
         let machines = [self.sends.end.machine.due(), self.receives.end.machine.due()];
         let machines = machines.into_iter().flatten().map(|due| due.as_micros().div_ceil(1000) as u64);
         let (machines, now) = (machines.min(), self.clock.get());
-        let ways = self.ways().into_iter().filter_map(|way| way.queue.front().map(|late| late.at));
+        let ways = self.roads().into_iter().filter_map(|way| way.queue.front().map(|late| late.at));
         Some(ways.chain(machines).min()?.max(now + 1))
     }
 
     /// Lets time pass until something holds, for at most so long. Returns whether it does.
-    pub fn holds_within(&mut self, most: u64, mut holds: impl FnMut(&mut World<K>) -> bool) -> bool {
+    pub fn holds_within(&mut self, most: u64, mut holds: impl FnMut(&mut World) -> bool) -> bool {
         let end = self.clock.get() + most;
         loop {
             self.settle();
@@ -308,7 +308,7 @@ impl<K: Kind> World<K> {
         }
     }
 
-    pub fn until(&mut self, what: &str, holds: impl FnMut(&mut World<K>) -> bool) {
+    pub fn until(&mut self, what: &str, holds: impl FnMut(&mut World) -> bool) {
         assert!(self.holds_within(600_000, holds), "{what} did not come");
     }
 
