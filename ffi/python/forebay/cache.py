@@ -289,7 +289,7 @@ class Cache(CacheBase):
                 raise InvalidArgument("tokens", "None together with keys or a salt", "the prompt's token ids")
             return self._opened(
                 lambda number: int(alone(self._pointer, config, number)),
-                lambda number: Sequence(self, number, arrives=arrives),
+                lambda number: Sequence(self, number, 0, arrives),
             )
         named, _keep = tokens_of(tokens, keys)
         salt = salt_of(salt)
