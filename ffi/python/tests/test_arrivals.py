@@ -77,7 +77,6 @@ def test_a_sequence_arrives_layer_by_layer_and_decodes_what_an_opened_one_does(m
         with pytest.raises(forebay.InvalidState):
             sequence.join()
         bring(sequence, layer)
-    # The control: without these two keys the join is refused, and the rows alone are no prompt.
     assert sequence.length.filled == PROMPT
     sequence.join()
     assert (sequence.length.arriving, sequence.length.running) == (False, True)
