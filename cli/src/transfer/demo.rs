@@ -188,7 +188,7 @@ impl Ends {
                     self.sent = Some(sent);
                 }
                 Ok((_, Some(Line::Received(received)))) => self.received = Some(received),
-                Ok((_, Some(Line::Listening { .. }))) => {}
+                Ok((_, Some(Line::Listening { .. } | Line::Unopened { .. }))) => {}
                 Ok((_, None)) => {
                     open -= 1;
                     until = Some(Instant::now() + 2 * prompt.timeout);

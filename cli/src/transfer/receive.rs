@@ -47,6 +47,7 @@ pub fn receive(arguments: &EndArguments, tell: &mut dyn FnMut(Line) -> Result<()
         pages,
         fault: arguments.prompt.fault,
         state: State::Waits,
+        lost: None,
         connected: false,
         answered: false,
         received: Received {
@@ -126,6 +127,8 @@ struct Receiving {
     pages: Pages,
     fault: Option<Fault>,
     state: State,
+    /// How the sender was lost.
+    lost: Option<Failure>,
     connected: bool,
     /// Whether the sender knows that the last request has ended.
     answered: bool,
@@ -152,7 +155,17 @@ impl Receiving {
             News::Event(Event::Met { .. }) if self.state == State::Waits => self.grant(LAYERED),
             // When it has the last request, the sender may go.
             News::Lost { .. } if self.received.whole[1].is_some() => self.answered(),
-            News::Lost { why, .. } => self.fail(Failure::lost(why.as_ref())),
+            // The end of the request says whether all of it was there before.
+            News::Lost { why, .. } => {
+                let lost = Failure::lost(why.as_ref());
+                match self.state {
+                    State::Arrives(_) => self.lost = Some(lost),
+                    _ => self.fail(lost),
+                }
+            }
+            News::Unopened { why } if self.state == State::Waits => {
+                tell(Line::Unopened { why: why.to_string() })?;
+            }
             News::Event(Event::Ready { fence, layer }) if fence.request == LAYERED => {
                 let now = clock::nanos()?;
                 self.received.stored.get_mut(layer as usize).map(|time| time.replace(now));
@@ -172,7 +185,11 @@ impl Receiving {
                 self.compare(ALONE);
                 self.state = if self.answered { State::Over } else { State::Ends };
             }
-            News::Event(Event::Failed { error, .. }) => self.fail(Failure::of(&error)),
+            News::Event(Event::Failed { error, .. }) => {
+                let lost =
+                    self.lost.take().filter(|_| matches!(error.kind(), Kind::PeerLost | Kind::InvalidState));
+                self.fail(lost.unwrap_or_else(|| Failure::of(&error)));
+            }
             News::Event(Event::Drained { fence }) if fence.request == ALONE => self.answered(),
             News::Refused { why, .. } => return Err(why),
             _ => {}

@@ -303,6 +303,16 @@ impl Receiver {
         Ok(())
     }
 
+    /// The next event, which [`Receiver::poll`] would give. It needs no time.
+    pub fn event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Whether a grant of this use of pages could be new: its generation is above those of all grants before.
+    pub const fn is_new(&self, fence: Fence) -> bool {
+        fence.generation >= self.next
+    }
+
     /// What it has moved.
     pub const fn counts(&self) -> Counts {
         self.counts

@@ -253,6 +253,16 @@ impl Sender {
         })
     }
 
+    /// The next event, which [`Sender::poll`] would give. It needs no time.
+    pub fn event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Whether a request has ended and is remembered: at least the last 1,024 are.
+    pub fn has_ended(&self, request: u64) -> bool {
+        !self.requests.contains_key(&request) && self.ended.iter().any(|(of, _)| *of == request)
+    }
+
     /// What it has told.
     pub const fn counts(&self) -> Counts {
         self.counts

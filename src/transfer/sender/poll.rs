@@ -198,7 +198,6 @@ impl Sender {
         let Some(line) = self.lines.get_mut(index) else { return Ok(None) };
         let Some(told) = line.told.get_mut(place) else { return Ok(None) };
         (told.last, told.times) = (now, told.times.saturating_add(1));
-        self.counts.repeats += 1;
         let (number, jobs) = (told.number, told.jobs.iter().flatten().cloned().collect::<Vec<_>>());
         self.message(index, number, &jobs, source, frame)
     }
@@ -256,6 +255,7 @@ impl Sender {
     ) -> Result<Option<Action>> {
         let Some(line) = self.lines.get(index) else { return Ok(None) };
         let link = line.link;
+        let repeats = line.told.iter().any(|told| told.number == number && told.times > 0);
         if let [Job { what: What::Payload(payload), fence, request, .. }] = jobs {
             let found = self.requests.get(request).and_then(|sending| sending.payloads.get(*payload));
             let Some((kind, bytes)) = found else { return Ok(None) };
@@ -267,7 +267,8 @@ impl Sender {
         let Some(paired) = line.peer.as_ref().map(|peer| Arc::clone(&peer.paired)) else { return Ok(None) };
         let between = self.between(index);
         let mut notice = NoticeWriter::new(frame, number);
-        let mut unreadable = None;
+        let (mut unreadable, mut counts) = (None, self.counts);
+        counts.repeats += u64::from(repeats);
         for job in jobs {
             let What::Rows { part, tokens, some } = &job.what else { continue };
             let found = self.requests.get(&job.request).and_then(|sending| sending.parts.get(*part));
@@ -278,9 +279,9 @@ impl Sender {
                 break;
             }
             let runs = self.digests.len() as u64;
-            self.counts.runs += runs;
-            if some.is_some() {
-                self.counts.again += runs;
+            counts.runs += runs;
+            if some.is_some() && !repeats {
+                counts.again += runs;
             }
             let part = Rows {
                 fence: job.fence,
@@ -296,7 +297,10 @@ impl Sender {
             }
         }
         notice.end();
-        let Some(request) = unreadable else { return Ok(Some(Action::Frame { link })) };
+        let Some(request) = unreadable else {
+            self.counts = counts;
+            return Ok(Some(Action::Frame { link }));
+        };
         // Its other jobs are told in a message of their own.
         if let Some(line) = self.lines.get_mut(index) {
             line.told.retain(|told| told.number != number);
