@@ -52,7 +52,11 @@ fn run<F: ReceiverFabric + Socket>(
     tell: &mut dyn FnMut(Line) -> Result<()>,
 ) -> Result<Received> {
     let shape = Shape::of(&arguments.prompt);
-    let options = receiver::Options { patience: arguments.prompt.timeout, ..receiver::Options::default() };
+    let options = receiver::Options {
+        digests: !arguments.prompt.no_digests,
+        patience: arguments.prompt.timeout,
+        ..receiver::Options::default()
+    };
     let flips = if let Some(Fault::Flip(count)) = arguments.prompt.fault { count } else { 0 };
     let received =
         Received { stored: vec![None; shape.layers as usize], verified: true, ..Received::default() };
@@ -98,22 +102,34 @@ impl Pages {
     }
 }
 
+impl Pages {
+    /// The place of a run's piece.
+    fn piece(&mut self, run: &Run, number: u64, bytes: usize) -> Option<&mut [u8]> {
+        let [latents, keys] = self.page_bytes;
+        let page_bytes = if run.to.plane.is_multiple_of(2) { latents } else { keys };
+        let at = u64::from(run.to.page) * page_bytes + run.to.offset + number * run.to.stride;
+        let plane = self.planes.get_mut(run.to.plane as usize)?;
+        plane.get_mut(usize::try_from(at).ok()?..)?.get_mut(..bytes)
+    }
+}
+
 impl Store for Pages {
     fn store(&mut self, _: Fence, run: &Run, bytes: &[u8]) -> Result<()> {
         let wrong = || Error::new(Kind::OutOfRange, "transfer").at("a run outside of the pages");
-        let [latents, keys] = self.page_bytes;
-        let page_bytes = if run.to.plane.is_multiple_of(2) { latents } else { keys };
-        let plane = self.planes.get_mut(run.to.plane as usize).ok_or_else(wrong)?;
         let piece = usize::try_from(run.bytes).ok().filter(|piece| *piece > 0).ok_or_else(wrong)?;
         for (number, from) in (0..).zip(bytes.chunks(piece)) {
-            let at = u64::from(run.to.page) * page_bytes + run.to.offset + number * run.to.stride;
-            let at = usize::try_from(at).map_err(|_| wrong())?;
-            let to = plane.get_mut(at..).and_then(|to| to.get_mut(..from.len())).ok_or_else(wrong)?;
-            to.copy_from_slice(from);
+            self.piece(run, number, from.len()).ok_or_else(wrong)?.copy_from_slice(from);
         }
         self.runs += 1;
         self.bytes += bytes.len() as u64;
         Ok(())
+    }
+
+    fn place(&mut self, _: Fence, run: &Run) -> Option<&mut [u8]> {
+        let bytes = usize::try_from(run.bytes).ok().filter(|_| run.pieces == 1)?;
+        self.runs += 1;
+        self.bytes += run.bytes;
+        self.piece(run, 0, bytes)
     }
 }
 

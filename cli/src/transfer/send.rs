@@ -66,9 +66,14 @@ fn run<F: SenderFabric + Socket>(
     ring: StagingRing,
 ) -> Result<Sent> {
     let shape = Shape::of(&arguments.prompt);
-    let PromptArguments { timeout, compute, spin, chunk, fault, .. } = arguments.prompt;
+    let PromptArguments { timeout, compute, spin, no_digests, chunk, fault, .. } = arguments.prompt;
     // Short prompts too are told layer by layer.
-    let options = sender::Options { bulk_tokens: 0, patience: timeout, ..sender::Options::default() };
+    let options = sender::Options {
+        bulk_tokens: 0,
+        digests: !no_digests,
+        patience: timeout,
+        ..sender::Options::default()
+    };
     let drops = if let Some(Fault::Drop(count)) = fault { count } else { 0 };
     let mut end = SendingEnd::new(
         Machine::new(shape.side(), RANK, options)?,
