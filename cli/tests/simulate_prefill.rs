@@ -115,7 +115,11 @@ fn a_picture_has_a_lane_for_each_stage() {
         };
         let has: Vec<_> = names.iter().filter(shown).collect();
         assert_eq!(has.len(), lanes, "{has:?}");
-        assert!(svg.contains("hidden") && svg.contains("Layers 59 to 60, enlarged"));
+        assert!(
+            svg.contains("hidden")
+                && svg.contains("The whole pass")
+                && svg.contains("Layers 59 to 60, enlarged")
+        );
     }
     std::fs::remove_file(picture).unwrap();
 }

@@ -202,8 +202,13 @@ fn draw<'a>(arguments: &'a Arguments, all: &[(Pass, Layered)], results: &mut Res
     let lanes = drawn(of);
     if let Some(path) = &arguments.timeline {
         let layers = layer.saturating_sub(1)..=last.min(layer + 1);
-        let caption =
-            timeline::Caption { title: &title, line: &line, source: "Computed from rates.", layers };
+        let caption = timeline::Caption {
+            title: &title,
+            line: &line,
+            source: "Computed from rates.",
+            whole: "The whole pass",
+            layers,
+        };
         results.write(path, timeline::picture(&lanes, &caption, page::STYLE));
     }
     if let Some(path) = &arguments.perfetto {

@@ -247,7 +247,13 @@ impl Arguments {
             let layers = self.enlarged(outcome)?;
             let line = text::line(outcome);
             let source = simulated.provenance.sentence();
-            let caption = timeline::Caption { title: &title, line: &line, source: &source, layers };
+            let caption = timeline::Caption {
+                title: &title,
+                line: &line,
+                source: &source,
+                whole: "The whole step",
+                layers,
+            };
             results.write(path, timeline::picture(&lanes, &caption, page::STYLE));
         }
         Ok(())
