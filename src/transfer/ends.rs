@@ -197,13 +197,20 @@ impl<F: SenderFabric> SendingEnd<F> {
     }
 }
 
-/// Where a receiver's checked rows go.
+/// Where a receiver's rows go.
 pub trait Store {
-    /// Stores a run's checked bytes in the receiver's own pages.
+    /// Stores a run's bytes in the receiver's own pages: checked ones, if they have a digest.
     ///
     /// # Errors
     /// Any: the request fails.
     fn store(&mut self, fence: Fence, run: &Run, bytes: &[u8]) -> Result<()>;
+
+    /// The place of a run's bytes in the receiver's own pages, if its pieces follow one another there. A run without a
+    /// digest is fetched straight to it, and counts as stored if that succeeds. By none, it goes through
+    /// [`Store::store`].
+    fn place(&mut self, _fence: Fence, _run: &Run) -> Option<&mut [u8]> {
+        None
+    }
 
     /// A use of pages has ended, whole or not: nothing is stored for it any more. A
     /// [`thread`](crate::transfer::thread) says so before the engine learns it.
@@ -232,6 +239,13 @@ struct Hands<'a, F, S>(&'a mut F, &'a mut S);
 impl<F: ReceiverFabric, S: Store> Mover for Hands<'_, F, S> {
     fn fetch(&mut self, link: u32, fence: Fence, at: Where, run: &Run, into: &mut [u8]) -> Result<()> {
         self.0.fetch(link, fence, at, run, into)
+    }
+
+    fn fetch_in_place(&mut self, link: u32, fence: Fence, at: Where, run: &Run) -> Result<bool> {
+        match self.1.place(fence, run) {
+            Some(into) => self.0.fetch(link, fence, at, run, into).map(|()| true),
+            None => Ok(false),
+        }
     }
 
     fn store(&mut self, fence: Fence, run: &Run, bytes: &[u8]) -> Result<()> {

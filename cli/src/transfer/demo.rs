@@ -126,6 +126,7 @@ fn words(prompt: &PromptArguments, at: &str, token: Option<&Path>) -> Vec<String
     ];
     words.extend(prompt.chunk.map(|chunk| format!("--chunk={chunk}")));
     words.extend(prompt.spin.then(|| "--spin".to_owned()));
+    words.extend(prompt.no_digests.then(|| "--no-digests".to_owned()));
     words.extend(prompt.fault.map(|fault| format!("--fault={fault}")));
     words.extend(token.map(|token| format!("--token-file={}", token.display())));
     words

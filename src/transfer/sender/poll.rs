@@ -273,12 +273,13 @@ impl Sender {
             let What::Rows { part, tokens, some } = &job.what else { continue };
             let found = self.requests.get(&job.request).and_then(|sending| sending.parts.get(*part));
             let Some(Held { computed, .. }) = found else { continue };
-            let read = (&mut self.bytes, &mut self.digests);
-            if read_digests(&paired.plan, (job, computed, between), source, read).is_err() {
+            let read = (&mut self.bytes, &mut self.runs);
+            let source = self.options.digests.then_some(&mut *source);
+            if read_runs(&paired.plan, (job, computed, between), source, read).is_err() {
                 unreadable = Some(job.request);
                 break;
             }
-            let runs = self.digests.len() as u64;
+            let runs = self.runs.len() as u64;
             counts.runs += runs;
             if some.is_some() && !repeats {
                 counts.again += runs;
@@ -291,9 +292,9 @@ impl Sender {
                 origin: computed.origin,
                 digests: Digests::All(List::default()),
             };
-            notice.part(&part, some.is_some());
-            for (index, digest) in &self.digests {
-                notice.digest(some.is_some().then_some(*index), *digest);
+            notice.part(&part, some.is_some(), !self.options.digests);
+            for (index, digest) in &self.runs {
+                notice.run(some.is_some().then_some(*index), *digest);
             }
         }
         notice.end();
@@ -313,21 +314,25 @@ impl Sender {
     }
 }
 
-/// Reads the runs of a job, and leaves their indices and digests in the second vector.
-fn read_digests(
+/// Leaves the indices of a job's runs in the second vector, with their digests if there is a source to read them.
+fn read_runs(
     plan: &Plan,
     (job, computed, between): (&Job, &Computed, Of),
-    source: &mut impl Source,
-    (bytes, digests): (&mut Vec<u8>, &mut Vec<(u32, u32)>),
+    mut source: Option<&mut impl Source>,
+    (bytes, runs): (&mut Vec<u8>, &mut Vec<(u32, Option<u32>)>),
 ) -> Result<()> {
-    digests.clear();
+    runs.clear();
     let What::Rows { tokens, some, .. } = &job.what else { return Ok(()) };
     let (mut index, mut asked) = (0, some.iter().flatten().copied().peekable());
     visit(plan, computed, tokens, between, |run| {
         if some.is_none() || asked.next_if_eq(&index).is_some() {
-            let into = room(bytes, &run)?;
-            source.read(computed.origin, &run, into)?;
-            digests.push((index, digest(job.fence, &run, into)));
+            let mut told = None;
+            if let Some(source) = &mut source {
+                let into = room(bytes, &run)?;
+                source.read(computed.origin, &run, into)?;
+                told = Some(digest(job.fence, &run, into));
+            }
+            runs.push((index, told));
         }
         index += 1;
         Ok(())
