@@ -13,6 +13,7 @@ mod forked;
 mod prefix;
 mod sequence;
 mod sizes;
+mod transfer;
 mod weights;
 
 use std::ffi::{CStr, c_char, c_void};
