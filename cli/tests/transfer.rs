@@ -237,6 +237,7 @@ fn two(receive: &[&str], send: &[&str]) -> (Option<i32>, Option<i32>, String) {
     let sent = forebay(&arguments).output().unwrap();
     let mut said = String::new();
     out.read_to_string(&mut said).unwrap();
+    said.push_str(&String::from_utf8_lossy(&sent.stdout));
     (child.wait().unwrap().code(), sent.status.code(), said)
 }
 

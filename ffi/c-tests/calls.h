@@ -507,6 +507,7 @@ TRY(weights_replicas) {
 TRY(weights_drop_replicas) { return UNUSED, fb_weights_drop_replicas(handle); }
 TRY(weights_reroute) { return UNUSED, fb_weights_reroute(handle); }
 
+#include "calls_arrive.h"
 #include "calls_dense.h"
 #include "calls_transfer.h"
 
@@ -525,7 +526,10 @@ static const call CALLS[] = {
     CALL(cache_destroy, CACHE, 0),
     CALL(open, CACHE, 2), CALL(append, CACHE, 1), CALL(append_in_place, CACHE, 0), CALL(join, CACHE, 0),
     CALL(join_more, CACHE, 0), CALL(fork, CACHE, 2), CALL(truncate, CACHE, 0), CALL(close, CACHE, 0),
-    CALL(extend, CACHE, 0), CALL(park, CACHE, 0), CALL(resume, CACHE, 0),
+    CALL(extend, CACHE, 0), CALL(park, CACHE, 0), CALL(resume, CACHE, 0), CALL(arrive, CACHE, 2),
+    CALL(arrive_shared, CACHE, 5), CALL(append_layer_in_place, CACHE, 0), CALL(place_index_keys, CACHE, 1),
+    CALL(index_keys_in_place, CACHE, 0), CALL(join_early, CACHE, 0), CALL(warm_layer, CACHE, 0),
+    CALL(abort, CACHE, 0), CALL(release, CACHE, 0),
     CALL(length, CACHE, 1), CALL(pages, CACHE, 2), CALL(landing_slot, CACHE, 1), CALL(read_row, CACHE, 1),
     CALL(digest, CACHE, 1), CALL(resize, CACHE, 1), CALL(budgets, CACHE, 1), CALL(share_slots, CACHE, 0),
     CALL(budgets_digest, CACHE, 1), CALL(open_shared, CACHE, 5), CALL(find_shared, CACHE, 4),
@@ -568,6 +572,10 @@ static const call CALLS[] = {
     CALL(dense_open, DENSE, 1), CALL(dense_extend, DENSE, 0), CALL(dense_fork, DENSE, 1),
     CALL(dense_truncate, DENSE, 0), CALL(dense_park, DENSE, 0), CALL(dense_resume, DENSE, 0),
     CALL(dense_length, DENSE, 1), CALL(dense_pages, DENSE, 2),
+    CALL(dense_arrive, DENSE, 1), CALL(dense_arrive_shared, DENSE, 3), CALL(dense_find_arriving, DENSE, 2),
+    CALL(dense_host_view, DENSE, 1), CALL(dense_host_pages, DENSE, 2), CALL(dense_store, DENSE, 1),
+    CALL(dense_append_layer_in_place, DENSE, 0), CALL(dense_bring_layer, DENSE, 0), CALL(dense_join, DENSE, 0),
+    CALL(dense_abort, DENSE, 0), CALL(dense_release, DENSE, 0),
     CALL(dense_close, DENSE, 0), CALL(dense_names_create, DENSE, 4), CALL(dense_names_destroy, NAMES, 0),
     CALL(dense_find, DENSE, 2), CALL(dense_open_shared, DENSE, 3), CALL(dense_publish, DENSE, 2),
     CALL(dense_save, DENSE, 1), CALL(dense_prepare, DENSE, 2), CALL(dense_finish, DENSE, 0),

@@ -67,6 +67,27 @@ TRY(dense_pages) {
 }
 TRY(dense_close) { return UNUSED, fb_dense_close(handle, w->dense_sequence + 1, NULL); }
 
+TRY(dense_arrive) { return fb_dense_arrive(handle, 10, 10, FB_DENSE_DIRECT, NULL, P(1, &w->out.number), NULL); }
+TRY(dense_arrive_shared) {
+    uint64_t sequence = 0;
+    return fb_dense_arrive_shared(handle, DENSE_PROMPT, 10, P(1, w->names), FB_DENSE_DIRECT, NULL, P(2, &sequence),
+                                  P(3, FILL(dense_found)), NULL);
+}
+TRY(dense_find_arriving) {
+    return fb_dense_find_arriving(handle, P(1, w->names), DENSE_PROMPT, P(2, FILL(dense_found)));
+}
+TRY(dense_host_view) { return fb_dense_host_view(handle, 0, 0, P(1, FILL(dense_view))); }
+TRY(dense_host_pages) {
+    return fb_dense_host_pages(handle, w->dense_sequence, 0, P(1, (fb_dense_host_page *)w->out.bytes), 4,
+                               P(2, &w->out.word + 100));
+}
+TRY(dense_store) { return fb_dense_store(handle, w->dense_sequence, 0, 0, 0, 0, P(1, w->selection), 16); }
+TRY(dense_append_layer_in_place) { return UNUSED, fb_dense_append_layer_in_place(handle, w->dense_sequence, 0, 1); }
+TRY(dense_bring_layer) { return UNUSED, fb_dense_bring_layer(handle, w->dense_sequence, 0, NULL); }
+TRY(dense_join) { return UNUSED, fb_dense_join(handle, w->dense_sequence, NULL, NULL); }
+TRY(dense_abort) { return UNUSED, fb_dense_abort(handle, w->dense_sequence, NULL); }
+TRY(dense_release) { return UNUSED, fb_dense_release(handle, w->dense_sequence, NULL); }
+
 TRY(dense_names_create) {
     fb_tokens tokens = calls_tokens(w);
     tokens.ids = P(4, tokens.ids);

@@ -237,7 +237,7 @@ static const sized STRUCTS[] = {
     {"fb_dense_cache_stats", sizeof(fb_dense_cache_stats), 1, 0, try_sized_dense_stats, fill_nothing},
     {"fb_dense_layer_view", sizeof(fb_dense_layer_view), 1, 0, try_sized_dense_view, fill_nothing},
     {"fb_dense_step_tensors", sizeof(fb_dense_step_tensors), 1, 0, try_sized_dense_tensors, fill_nothing},
-    {"fb_dense_sequence_length", sizeof(fb_dense_sequence_length), 1, offsetof(fb_dense_sequence_length, reserved),
+    {"fb_dense_sequence_length", sizeof(fb_dense_sequence_length), 1, offsetof(fb_dense_sequence_length, arriving),
      try_sized_dense_length, fill_nothing},
     {"fb_dense_found", sizeof(fb_dense_found), 1, 0, try_sized_dense_found, fill_nothing},
     {"fb_stats", sizeof(fb_stats), 1, offsetof(fb_stats, slots_in_use), try_stats, fill_nothing},

@@ -201,6 +201,12 @@
 // In fb_dense_plane: the plane has all layers of the group, or both runs, or the only one.
 #define FB_DENSE_ALL UINT32_MAX
 
+// A transfer writes to the device pages of the sequence.
+#define FB_DENSE_DIRECT 0
+
+// A transfer writes to pages of the host's tier, and the cache copies each layer up.
+#define FB_DENSE_HOST 1
+
 // The most groups of a dense model.
 #define FB_DENSE_GROUPS_MAX 4
 
@@ -520,8 +526,9 @@ typedef struct fb_selections fb_selections;
 // A rank of a sending instance, and its thread.
 typedef struct fb_sender fb_sender;
 
-// The completion of work that the library enqueued: a warm-up, a resume, the copy of a fork, a truncation, the copies
-// of fb_dense_park, or the pages that fb_dense_open_shared or fb_dense_resume bring back.
+// The completion of work that the library enqueued: a warm-up, a resume, index keys that are placed, the copy of a
+// fork, a truncation, the copies of fb_dense_park, the pages that fb_dense_open_shared or fb_dense_resume bring back,
+// or those of fb_dense_arrive and fb_dense_join.
 typedef struct fb_ticket fb_ticket;
 
 // A recording in progress.
@@ -641,8 +648,9 @@ typedef struct fb_cache_config {
     const uint32_t *selects_by_layer;
     // Optional: the most sequences that may be parked at once (fb_park), in addition to the open ones. Default: 0.
     uint32_t parked;
-    // Must be 0.
-    uint32_t reserved;
+    // Optional: the most sequences that may arrive at once (fb_arrive), in addition to the open and parked ones.
+    // Default: 0.
+    uint32_t arriving;
 } fb_cache_config;
 
 // The bytes that a cache takes, by purpose.
@@ -718,6 +726,11 @@ typedef struct fb_stats {
     uint64_t moved_rows;
     // Gauge: parked sequences.
     uint64_t parked;
+    // Gauge: arriving sequences (fb_arrive), of at most `arriving` of fb_cache_config. One that has ended counts until
+    // its work has ended.
+    uint32_t arriving;
+    // Gauge: pages of rows, and as many of index keys, that are withheld after an abort (fb_abort).
+    uint32_t withheld_pages;
 } fb_stats;
 
 // The configuration of a cache and the sizes that follow from it. It does not change.
@@ -824,6 +837,10 @@ typedef struct fb_sequence_length {
     uint32_t parked;
     // Prompt rows that every layer has. While the sequence is parked, all its tokens are a prompt.
     uint32_t filled;
+    // 1 if the sequence is arriving (fb_arrive): it has pages, and neither a lane nor slots. Otherwise 0.
+    uint32_t arriving;
+    // Always 0.
+    uint32_t reserved;
 } fb_sequence_length;
 
 // A page of a sequence. This struct never grows.
@@ -1176,6 +1193,10 @@ typedef struct fb_dense_cache_stats {
     uint64_t bytes_up;
     // Counter: steps retired.
     uint64_t steps;
+    // Gauge: arriving sequences (fb_dense_arrive), which `sequences` counts too.
+    uint32_t arriving;
+    // Gauge: pages, of the device and of the host, that are withheld after an abort (fb_dense_abort).
+    uint32_t withheld_pages;
 } fb_dense_cache_stats;
 
 // A plane of a group: device memory with one piece of every page. Page `p` begins at byte `p * page_bytes`. This
@@ -1236,6 +1257,24 @@ typedef struct fb_dense_step_tensors {
     uint32_t integer_bytes;
 } fb_dense_step_tensors;
 
+// How much of a prompt a dense cache has.
+typedef struct fb_dense_found {
+    // sizeof(fb_dense_found), set by the caller.
+    size_t size;
+    // Leading tokens whose pages are published and in a tier, in whole pages.
+    uint32_t tokens;
+    // Tokens of those of these pages that are in the host's tier alone in some group, and have to come back.
+    uint32_t host_tokens;
+} fb_dense_found;
+
+// A host page of a sequence that arrives. This struct never grows.
+typedef struct fb_dense_host_page {
+    // The page's block of the sequence: it has the rows of positions from `block * page_tokens` on.
+    uint32_t block;
+    // The number of the page in the host's tier (fb_dense_host_view).
+    uint32_t page;
+} fb_dense_host_page;
+
 // The bytes that a dense cache takes, by purpose.
 typedef struct fb_dense_cache_footprint {
     // sizeof(fb_dense_cache_footprint), set by the caller.
@@ -1257,16 +1296,6 @@ typedef struct fb_dense_cache_footprint {
     uint64_t host_pages;
 } fb_dense_cache_footprint;
 
-// How much of a prompt a dense cache has.
-typedef struct fb_dense_found {
-    // sizeof(fb_dense_found), set by the caller.
-    size_t size;
-    // Leading tokens whose pages are published and in a tier, in whole pages.
-    uint32_t tokens;
-    // Tokens of those of these pages that are in the host's tier alone in some group, and have to come back.
-    uint32_t host_tokens;
-} fb_dense_found;
-
 // The lengths of a sequence of a dense cache.
 typedef struct fb_dense_sequence_length {
     // sizeof(fb_dense_sequence_length), set by the caller.
@@ -1277,6 +1306,10 @@ typedef struct fb_dense_sequence_length {
     uint32_t landed;
     // Tokens of the sequence's published pages. The next fb_dense_publish starts after them.
     uint32_t published;
+    // 1 if the sequence is arriving (fb_dense_arrive): it has pages, and takes part in no step. Otherwise 0.
+    uint32_t arriving;
+    // Prompt rows that every layer has, while the sequence is arriving; otherwise `committed`.
+    uint32_t filled;
     // Always 0.
     uint32_t reserved;
 } fb_dense_sequence_length;
@@ -2183,8 +2216,8 @@ fb_status fb_cache_create(const struct fb_device *device,
 // Ends a cache. Its pools are the device's memory, which fb_device_destroy frees. No other cache can reuse them: a
 // new cache on this device takes as much memory again. After a panic the call leaks the cache, on purpose, because
 // its state may be inconsistent: fb_device_destroy does not free its memory either. The call returns FB_BUSY while a
-// sequence is open, a closed sequence is not released (fb_cache_reap), or a step is not retired; nothing has ended
-// then, and the handle stays valid.
+// sequence is open, a closed sequence is not released (fb_cache_reap), a step is not retired, or pages are withheld
+// (fb_release); nothing has ended then, and the handle stays valid.
 //
 // Requires:
 // No operation that was enqueued for it still uses the caller's buffers.
@@ -2294,6 +2327,16 @@ fb_status fb_append(struct fb_cache *cache,
 fb_status fb_append_in_place(struct fb_cache *cache,
                              uint64_t sequence,
                              uint32_t count);
+
+// Declares that `count` more prompt rows of one layer are already in the total pool, as fb_append_in_place does for
+// every layer: for a transfer that brings a sequence layer by layer.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_append_layer_in_place(struct fb_cache *cache,
+                                   uint64_t sequence,
+                                   uint32_t layer,
+                                   uint32_t count);
 
 // Admits more tokens to a sequence that has not joined or is parked, for prompts that arrive in chunks: its prompt
 // gets `prompt` tokens in all, and after them it may decode `promised`. Neither the prompt nor the sum may become
@@ -2558,6 +2601,135 @@ fb_status fb_publish(struct fb_cache *cache,
                      const struct fb_tokens *next,
                      uint32_t *published);
 
+// Opens a sequence whose rows and index keys a transfer brings: it takes the sequence's pages, but neither slots nor a
+// lane. fb_append, fb_append_layer_in_place, fb_place_index_keys and fb_index_keys_in_place count what has come of
+// each layer, and fb_join takes slots and a lane when every layer is whole (FB_INVALID_STATE before that, with the
+// layer). `arriving` of fb_cache_config bounds the sequences that arrive at once: FB_EXHAUSTED. The other errors are
+// those of fb_open, but FB_EXHAUSTED also for slots that the pool does not have. On an error the call has taken
+// nothing.
+//
+// Requires:
+// As fb_open.
+fb_status fb_arrive(struct fb_cache *cache,
+                    const struct fb_open_config *config,
+                    uint64_t *sequence);
+
+// Opens such a sequence for a prompt whose token ids are known, as fb_open_shared does. `*shared` receives how many
+// leading tokens the cache has: their rows and index keys are there, and the transfer brings what follows. Nothing may
+// write to their pages. Errors are those of fb_arrive and of fb_open_shared.
+//
+// Requires:
+// As fb_open_shared.
+fb_status fb_arrive_shared(struct fb_cache *cache,
+                           const struct fb_open_config *config,
+                           const struct fb_tokens *prompt,
+                           const void *salt,
+                           size_t salt_bytes,
+                           uint64_t *sequence,
+                           uint32_t *shared);
+
+// Copies index keys of a layer to the pages of a sequence that arrives, or that arrived and is parked, on `stream`.
+// `keys` has `bytes` bytes: the keys of the tokens from `first` on, one after the other. Keys in place may be placed
+// again, but not those of tokens that the sequence shares or had when it was parked; `first` may not be beyond those
+// in place. The last page may be given whole. The join waits for the copy. `ticket` may be NULL; otherwise it receives
+// the ticket of the copy.
+//
+// Where the engine's pages are not `[page_tokens][index_key_bytes]` inside, such as with all scales behind all keys,
+// pass whole pages, and a `first` that begins one.
+//
+// FB_INVALID_STATE for a sequence that did not arrive, or that has joined and is not parked. FB_OUT_OF_RANGE for a
+// layer without index keys of its own (fb_index_keys), bytes that are not whole keys, keys beyond the last page of the
+// prompt, another `first`, and memory of another device or that does not begin at a multiple of 4. FB_DEVICE_FAILED if
+// an earlier copy failed. After any of these nothing has changed. If the device refuses the call half-way, the keys
+// from `first` on count no more: place them again, on any stream. The memory of the refused call stays in use until a
+// later ticket of the sequence has ended.
+//
+// Requires:
+// The device may read `bytes` bytes of `keys` until the ticket has ended, and nothing changes them before. `ticket` is
+// NULL or has room for the result.
+fb_status fb_place_index_keys(struct fb_cache *cache,
+                              uint64_t sequence,
+                              uint32_t layer,
+                              uint32_t first,
+                              const void *keys,
+                              uint64_t bytes,
+                              void *stream,
+                              struct fb_ticket **ticket);
+
+// Declares that the index keys of `count` more tokens of a layer are in place in the pages of such a sequence
+// (fb_index_keys, fb_pages): a transfer or a kernel of the engine wrote them there, and the stream of the join is
+// ordered after that. Errors are those of fb_place_index_keys; FB_OUT_OF_RANGE for keys beyond the prompt. An error
+// changes nothing.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_index_keys_in_place(struct fb_cache *cache,
+                                 uint64_t sequence,
+                                 uint32_t layer,
+                                 uint32_t count);
+
+// Takes a lane and slots for a sequence before its prompt is complete, and enters the lane on `stream`. Its rows and
+// index keys go on coming, and fb_warm_layer loads each layer that is whole. So rows come to their slots while the
+// transfer brings later layers. Until the sequence runs it has slots that no step uses: call it only if nothing else
+// wants them. `ticket` may be NULL; otherwise it receives the ticket of the enqueued work.
+//
+// FB_INVALID_STATE if the sequence has joined, or is parked; FB_EXHAUSTED names lanes or slot blocks; FB_BUSY as in
+// fb_join; FB_DEVICE_FAILED if a copy of its index keys failed. After any of these nothing has changed. If the device
+// refuses the call half-way, the sequence has its lane: try again, or call fb_join when it is complete.
+//
+// Requires:
+// `ticket` is NULL or has room for the result.
+fb_status fb_join_early(struct fb_cache *cache,
+                        uint64_t sequence,
+                        void *stream,
+                        struct fb_ticket **ticket);
+
+// Loads the rows of one layer of a sequence that joined early, once the layer has all rows and all index keys. The
+// first layer of an index group decides which rows the whole group has, as fb_join does: `warm_up`, which may be NULL,
+// has the selections of this group alone, `[steps][top_k]`. The group's other layers come after it, and take no
+// selections. `bytes_a_call` must be 0. After the last layer the sequence is running (fb_length). `ticket` may be
+// NULL; otherwise it receives the ticket of the enqueued work.
+//
+// FB_INVALID_STATE for a sequence that did not join early, an incomplete layer, one that was warmed up before, and
+// before the layer that selects for it. FB_OUT_OF_RANGE for an unknown layer, for selections of a layer that another
+// one selects for, and for a bound of bytes. FB_DEVICE_FAILED if work of the sequence failed. After any of these
+// nothing has changed. If the device refuses the call half-way, try again on any stream, with the same warm-up.
+//
+// Requires:
+// `warm_up` states its real size. The device may read its selections until the stream has passed this call. `ticket`
+// is NULL or has room for the result.
+fb_status fb_warm_layer(struct fb_cache *cache,
+                        uint64_t sequence,
+                        uint32_t layer,
+                        const struct fb_warm_up *warm_up,
+                        void *stream,
+                        struct fb_ticket **ticket);
+
+// Ends a sequence to whose pages others may still write, in any state: a write that is under way when a transfer is
+// given up lands later, and may not land in another sequence's rows. It is like fb_close, but the pages behind the
+// leading ones that the sequence shared stay withheld: no sequence gets them until fb_release, which takes the
+// sequence's number. Until then the number names nothing else. No time releases them.
+//
+// The errors are FB_CLOSED, FB_OUT_OF_MEMORY, and the device's for a sequence that has not joined. The sequence is as
+// before then.
+//
+// Requires:
+// As fb_close.
+fb_status fb_abort(struct fb_cache *cache,
+                   uint64_t sequence,
+                   void *stream);
+
+// Releases the pages of an aborted sequence, once no writer reaches them any more: each has said that it is done, or
+// what it could write through is destroyed. They are free at once; if the sequence's own work has not ended, in the
+// fb_cache_reap or fb_retire after its end. `free`, which may be NULL, receives how many pages of rows are free now.
+// FB_CLOSED for a sequence that was not aborted, and for pages that were released before. An error changes nothing.
+//
+// Requires:
+// `free` is NULL or has room for the result. No one writes to these pages any more.
+fb_status fb_release(struct fb_cache *cache,
+                     uint64_t sequence,
+                     uint32_t *free);
+
 // Captures a step's layers into a graph, for the batch rows of one bucket. The engine's callback enqueues the engine's
 // work; the call enqueues resolve, gather and scatter between the callback's calls. Nothing runs. Other steps may be
 // in flight, but no step of the captured micro-batches may be open, and the first compute stream must not be in a
@@ -2713,8 +2885,8 @@ fb_status fb_dense_create(const struct fb_device *device,
                           struct fb_dense **dense);
 
 // Ends a dense cache. Its pages are the device's memory, as fb_cache_destroy says. The call returns FB_BUSY while a
-// sequence is open, a closed sequence is not released (fb_dense_reap), or a step is not retired; nothing has ended
-// then, and the handle stays valid.
+// sequence is open, a closed sequence is not released (fb_dense_reap), a step is not retired, or pages are withheld
+// (fb_dense_release); nothing has ended then, and the handle stays valid.
 //
 // Requires:
 // No operation that was enqueued for it still uses the caller's buffers.
@@ -2780,6 +2952,171 @@ fb_status fb_dense_validate(const struct fb_dense *dense);
 // Requires:
 // `text` has `text_bytes` bytes.
 fb_status fb_dense_fallback(const struct fb_dense *dense, size_t index, char *text, size_t text_bytes);
+
+// Opens a sequence whose rows a transfer brings: it takes the sequence's pages, as fb_dense_open does, and with
+// FB_DENSE_HOST a page of the host's tier for each page that is to be filled. It takes part in steps once it has
+// joined (fb_dense_join). `way` is FB_DENSE_DIRECT or FB_DENSE_HOST.
+//
+// `ticket` may be NULL; otherwise it receives a ticket that is done when nothing uses the pages any more: only then
+// may a transfer write to them. `stream` should be the one of copies; work that is enqueued there behind this call may
+// write to the pages without the ticket.
+//
+// Errors are those of fb_dense_open; also FB_EXHAUSTED with the group for host pages, FB_INVALID_STATE for
+// FB_DENSE_HOST in a cache without them, and FB_INVALID_CONFIG for another `way`. An error takes nothing; if the
+// device refuses the call half-way, fb_dense_reap frees the pages later.
+//
+// Requires:
+// `sequence` has room for the result. `ticket` is NULL or has room for the result.
+fb_status fb_dense_arrive(struct fb_dense *dense,
+                          uint32_t prompt,
+                          uint32_t promised,
+                          uint32_t way,
+                          void *stream,
+                          uint64_t *sequence,
+                          struct fb_ticket **ticket);
+
+// Opens such a sequence for a prompt whose names are known, as fb_dense_open_shared does. The leading pages that the
+// cache has (fb_dense_find_arriving) are shared, and come back on `stream` if they are on the host alone. The transfer
+// leaves their tokens out, `tokens` of `found`: they count as rows in place. Errors are those of fb_dense_arrive and
+// of fb_dense_open_shared.
+//
+// Requires:
+// As fb_dense_open_shared.
+fb_status fb_dense_arrive_shared(struct fb_dense *dense,
+                                 uint32_t prompt,
+                                 uint32_t promised,
+                                 const struct fb_dense_names *names,
+                                 uint32_t way,
+                                 void *stream,
+                                 uint64_t *sequence,
+                                 struct fb_dense_found *found,
+                                 struct fb_ticket **ticket);
+
+// Returns how much of a prompt of `prompt` tokens fb_dense_arrive_shared would find now. It may be more than
+// fb_dense_find returns: a group with a sliding window needs only the pages that a query behind the prompt reads. It
+// changes nothing.
+//
+// Requires:
+// `found` states its real size.
+fb_status fb_dense_find_arriving(const struct fb_dense *dense,
+                                 const struct fb_dense_names *names,
+                                 uint32_t prompt,
+                                 struct fb_dense_found *found);
+
+// Returns where a run of a layer is in the group's host pages, as fb_dense_view does for device pages: `pages` are
+// those of the host's tier. FB_INVALID_STATE for a cache without pages on the host; FB_OUT_OF_RANGE for an unknown
+// layer, or a run that the layer does not have.
+//
+// Requires:
+// `view` states its real size.
+fb_status fb_dense_host_view(const struct fb_dense *dense,
+                             uint32_t layer,
+                             uint32_t run,
+                             struct fb_dense_layer_view *view);
+
+// Copies the host pages of a sequence that arrives through them, in the order of their blocks, as many as `room`
+// allows. `*count` receives how many there are: none with FB_DENSE_DIRECT. A transfer that writes to them by itself
+// waits for the ticket of the arrival first. FB_OUT_OF_RANGE for an unknown group.
+//
+// Requires:
+// `pages` has `room` places; `count` has room for the result.
+fb_status fb_dense_host_pages(const struct fb_dense *dense,
+                              uint64_t sequence,
+                              uint32_t group,
+                              struct fb_dense_host_page *pages,
+                              uint32_t room,
+                              uint32_t *count);
+
+// Copies `count` bytes of a sequence that arrives through the host to a host page: to byte `offset` of what block
+// `block` has of run `run` of a layer. What comes before a sliding window is dropped. fb_dense_append_layer_in_place
+// says when rows are whole.
+//
+// FB_INVALID_STATE for a sequence that does not arrive through the host, and for a layer that has all rows; FB_BUSY
+// before the ticket of the arrival is done, and FB_DEVICE_FAILED if that failed; FB_OUT_OF_RANGE for an unknown layer
+// or run, a block that is shared or behind the prompt, and bytes beyond the block. An error writes nothing.
+//
+// Requires:
+// `bytes` has `count` bytes.
+fb_status fb_dense_store(struct fb_dense *dense,
+                         uint64_t sequence,
+                         uint32_t layer,
+                         uint32_t run,
+                         uint32_t block,
+                         uint64_t offset,
+                         const void *bytes,
+                         uint64_t count);
+
+// Declares that `count` more rows of a layer are in place, in the order of their tokens: in the device pages of a
+// sequence that arrives (fb_dense_pages), or with FB_DENSE_HOST in its host pages. Rows before a sliding window count
+// too. Work on streams that writes such rows need not have ended, but the stream of the join is ordered after it.
+//
+// FB_INVALID_STATE for a sequence that is not arriving; FB_OUT_OF_RANGE for an unknown layer and for rows beyond the
+// prompt; through the host FB_BUSY before the ticket of the arrival is done, and FB_DEVICE_FAILED if that failed. An
+// error changes nothing.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_dense_append_layer_in_place(struct fb_dense *dense,
+                                         uint64_t sequence,
+                                         uint32_t layer,
+                                         uint32_t count);
+
+// Brings a layer that has all rows up, from the host pages of a sequence that arrives through them. `stream` should be
+// the one of copies. Layers may go up in any order, and fb_dense_join brings those that are left. FB_INVALID_STATE for
+// a sequence that does not arrive through the host, a layer without all rows, and one that was brought before;
+// FB_OUT_OF_RANGE for an unknown layer; FB_DEVICE_FAILED if an earlier copy failed. After any of these nothing has
+// changed. If the device refuses the call half-way, call it again, on any stream.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_dense_bring_layer(struct fb_dense *dense,
+                               uint64_t sequence,
+                               uint32_t layer,
+                               void *stream);
+
+// Ends the arrival of a sequence whose layers have all rows: it may take part in steps from now on, in any
+// micro-batch. With FB_DENSE_DIRECT `stream` is ordered after the work on streams that wrote its rows. With
+// FB_DENSE_HOST it copies up the layers that fb_dense_bring_layer did not, and the host pages go back. The first step
+// waits for the copies on the device, layer by layer if `bring_layers` of fb_dense_config says so. `ticket` may be
+// NULL; otherwise it receives a ticket that ends when all rows are there.
+//
+// No one may write to the pages of the arrival any more: while a writer still may, do not join, but fb_dense_abort.
+//
+// FB_INVALID_STATE for a sequence that is not arriving, and while a layer lacks rows, with the layer; FB_DEVICE_FAILED
+// if the work of the arrival failed. After any of these nothing has changed. If the device refuses the call half-way,
+// the sequence still arrives: call it again, on any stream.
+//
+// Requires:
+// `ticket` is NULL or has room for the result.
+fb_status fb_dense_join(struct fb_dense *dense,
+                        uint64_t sequence,
+                        void *stream,
+                        struct fb_ticket **ticket);
+
+// Ends a sequence that arrives, to whose pages others may still write: a write that is under way when a transfer is
+// given up lands later, and may not land in another sequence's rows. It is like fb_dense_close, but the pages that the
+// transfer writes to stay withheld: no sequence gets them until fb_dense_release, which takes the sequence's number.
+// Until then the number names nothing else. No time releases them.
+//
+// FB_INVALID_STATE for a sequence that is not arriving: close it. Other errors are FB_CLOSED, FB_OUT_OF_MEMORY and the
+// device's. The sequence is arriving still then.
+//
+// Requires:
+// As fb_dense_close.
+fb_status fb_dense_abort(struct fb_dense *dense,
+                         uint64_t sequence,
+                         void *stream);
+
+// Releases the pages of an aborted sequence, once no writer reaches them any more. They are free at once; if the
+// sequence's own work has not ended, in the fb_dense_reap after its end. `free`, which may be NULL, receives how many
+// pages are free now, of the device and of the host. FB_CLOSED for a sequence that was not aborted, and for pages that
+// were released before. An error changes nothing.
+//
+// Requires:
+// `free` is NULL or has room for the result. No one writes to these pages any more.
+fb_status fb_dense_release(struct fb_dense *dense,
+                           uint64_t sequence,
+                           uint32_t *free);
 
 // Fills in the fields that describe a published model (`groups`, `group_count`, `page_tokens`) and leaves the other
 // fields unchanged. `layers` receives the layer numbers, and the groups point to them, so it must live as long as

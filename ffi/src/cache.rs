@@ -10,6 +10,7 @@ use forebay::device::{Device, Slice};
 use forebay::os::Fallback;
 use forebay::{Cache, Config, Error, Kind, Layer, Result, Sequence, Stats};
 
+use crate::aborted::Aborted;
 use crate::cast::{self, Plain, Versioned};
 use crate::config::{self, FbCacheConfig};
 use crate::device::{FbDevice, Tenant};
@@ -67,9 +68,14 @@ pub struct FbStats {
     pub moved_rows: u64,
     /// Gauge: parked sequences.
     pub parked: u64,
+    /// Gauge: arriving sequences (fb_arrive), of at most `arriving` of fb_cache_config. One that has ended counts until
+    /// its work has ended.
+    pub arriving: u32,
+    /// Gauge: pages of rows, and as many of index keys, that are withheld after an abort (fb_abort).
+    pub withheld_pages: u32,
 }
 
-// SAFETY: words, eight of 4 bytes between words of 8.
+// SAFETY: words, two of 4 bytes wherever one of 8 follows or the end.
 unsafe impl Plain for FbStats {}
 impl Versioned for FbStats {
     const NAME: &'static str = "fb_stats";
@@ -144,6 +150,7 @@ pub struct FbCache {
     pub(crate) tenant: Tenant,
     /// The steps in flight, and room for their calls.
     pub(crate) steps: Steps,
+    pub(crate) aborted: Aborted,
     /// Sequence and step numbers are mixed with this salt, so that another cache's numbers name nothing here.
     salt: Salt,
 }
@@ -163,7 +170,7 @@ impl FbCache {
         let salt = Salt::draw()?;
         let cache = Cache::new(config, Arc::clone(&tenant.device))?;
         let steps = Steps::of(&cache);
-        Ok(FbCache { cache, tenant, steps, salt })
+        Ok(FbCache { cache, tenant, steps, aborted: Aborted::default(), salt })
     }
 
     /// The device, to import a caller's buffers.
@@ -192,18 +199,24 @@ impl FbCache {
     }
 
     fn check_ended(&mut self) -> Result<()> {
-        let Stats { sequences, steps_in_flight, .. } = self.cache.stats();
-        if sequences == 0 && steps_in_flight == 0 {
+        let Stats { sequences, steps_in_flight, withheld_pages, .. } = self.cache.stats();
+        if sequences == 0 && steps_in_flight == 0 && withheld_pages == 0 {
             return Ok(());
         }
-        Err(Error::new(Kind::Busy, "destroy")
-            .at("sequences or steps are left")
-            .with("sequences", sequences)
-            .with("steps", steps_in_flight)
-            .hint(
-                "retire every step, close every sequence, call fb_cache_reap after their work, then destroy",
-            ))
+        let hint = "retire every step, close every sequence, call fb_cache_reap after their work, release withheld \
+                    pages (fb_release), then destroy";
+        Err(left(sequences, steps_in_flight, withheld_pages, hint))
     }
+}
+
+/// The refusal to destroy a cache in which something is left.
+pub(crate) fn left(sequences: u32, steps: u32, withheld: u32, hint: &'static str) -> Error {
+    Error::new(Kind::Busy, "destroy")
+        .at("sequences, steps or withheld pages are left")
+        .with("sequences", sequences)
+        .with("steps", steps)
+        .with("withheld", withheld)
+        .hint(hint)
 }
 
 /// Makes a cache on a device and takes all its memory, which belongs to the device until fb_device_destroy. Neither
@@ -236,8 +249,8 @@ pub unsafe extern "C" fn fb_cache_create(
 /// Ends a cache. Its pools are the device's memory, which fb_device_destroy frees. No other cache can reuse them: a
 /// new cache on this device takes as much memory again. After a panic the call leaks the cache, on purpose, because
 /// its state may be inconsistent: fb_device_destroy does not free its memory either. The call returns FB_BUSY while a
-/// sequence is open, a closed sequence is not released (fb_cache_reap), or a step is not retired; nothing has ended
-/// then, and the handle stays valid.
+/// sequence is open, a closed sequence is not released (fb_cache_reap), a step is not retired, or pages are withheld
+/// (fb_release); nothing has ended then, and the handle stays valid.
 ///
 /// # Safety
 /// No operation that was enqueued for it still uses the caller's buffers.
@@ -280,6 +293,8 @@ pub unsafe extern "C" fn fb_cache_stats(cache: *const FbCache, stats: *mut FbSta
                 resizes: now.resizes,
                 moved_rows: now.moved_rows,
                 parked: now.parked.into(),
+                arriving: now.arriving,
+                withheld_pages: now.withheld_pages,
             });
             Ok(())
         })

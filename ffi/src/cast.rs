@@ -398,6 +398,21 @@ pub(crate) unsafe fn buffer<T>(
     Ok(unsafe { device.import(pointer as u64, bytes) })
 }
 
+/// An engine's memory of `bytes` bytes, as the device identifies it.
+///
+/// # Safety
+/// As [`buffer`], with bytes in place of words.
+pub(crate) unsafe fn memory(
+    device: &dyn Device,
+    pointer: *const c_void,
+    bytes: u64,
+    name: &'static str,
+) -> Result<Slice> {
+    checked(pointer, name)?;
+    // SAFETY: the caller's contract.
+    Ok(unsafe { device.import(pointer as u64, bytes) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

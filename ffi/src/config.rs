@@ -111,8 +111,9 @@ pub struct FbCacheConfig {
     pub selects_by_layer: *const u32,
     /// Optional: the most sequences that may be parked at once (fb_park), in addition to the open ones. Default: 0.
     pub parked: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// Optional: the most sequences that may arrive at once (fb_arrive), in addition to the open and parked ones.
+    /// Default: 0.
+    pub arriving: u32,
 }
 
 // SAFETY: words and pointers, two of 4 bytes after each other wherever one of 8 follows.
@@ -300,9 +301,6 @@ impl FbCacheConfig {
         if self.residency_only > 1 {
             return Err(refuse("residency_only", self.residency_only).hint("pass 0 or 1"));
         }
-        if self.reserved != 0 {
-            return Err(refuse("reserved", self.reserved).hint("pass 0"));
-        }
         let (memory, overcommit) = memory(self.memory, self.numa_node)?;
         let all = Config::new(self.shape(), self.lanes, self.max_tokens, self.slots);
         Ok(Config {
@@ -314,6 +312,7 @@ impl FbCacheConfig {
             share: self.share()?,
             index_groups,
             parked: self.parked,
+            arriving: self.arriving,
             batch: or(self.batch, all.batch),
             query_rows: self.query_rows,
             steps_in_flight: or(self.steps_in_flight, all.steps_in_flight),
@@ -442,7 +441,7 @@ mod tests {
             group_layers: 0,
             selects_by_layer: std::ptr::null(),
             parked: 0,
-            reserved: 0,
+            arriving: 0,
         }
     }
 
@@ -472,6 +471,8 @@ mod tests {
             attention_waves: 5,
             numa_node: 2,
             residency_only: 1,
+            parked: 4,
+            arriving: 6,
             ..small()
         };
         let wanted = Config {
@@ -484,6 +485,8 @@ mod tests {
             steps_in_flight: 3,
             micro_batches: 2,
             residency_only: true,
+            parked: 4,
+            arriving: 6,
             memory: Memory { node: Some(1), ..Memory::default() },
             ..Config::new(full.shape(), 1, 100, 64)
         };

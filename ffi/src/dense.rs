@@ -9,7 +9,8 @@ use std::sync::Arc;
 use forebay::dense::{Cache, Config, TierStats};
 use forebay::{BatchRow, Error, Kind, MicroBatch, Result, Sequence, Step};
 
-use crate::cache::write_fallback;
+use crate::aborted::Aborted;
+use crate::cache::{left, write_fallback};
 use crate::cast::{self, Plain, Versioned};
 use crate::dense_config::{self, FB_DENSE_GROUPS_MAX, FbDenseConfig};
 use crate::device::{FbDevice, Tenant};
@@ -54,9 +55,13 @@ pub struct FbDenseCacheStats {
     pub bytes_up: u64,
     /// Counter: steps retired.
     pub steps: u64,
+    /// Gauge: arriving sequences (fb_dense_arrive), which `sequences` counts too.
+    pub arriving: u32,
+    /// Gauge: pages, of the device and of the host, that are withheld after an abort (fb_dense_abort).
+    pub withheld_pages: u32,
 }
 
-// SAFETY: words, twenty-eight of 4 bytes between words of 8.
+// SAFETY: words, thirty of 4 bytes between words of 8 and at the end.
 unsafe impl Plain for FbDenseCacheStats {}
 impl Versioned for FbDenseCacheStats {
     const NAME: &'static str = "fb_dense_cache_stats";
@@ -154,6 +159,7 @@ pub struct FbDense {
     pub(crate) open: Vec<Step>,
     /// Of the step that is being prepared.
     pub(crate) rows: Vec<BatchRow>,
+    pub(crate) aborted: Aborted,
     salt: Salt,
 }
 
@@ -174,7 +180,7 @@ impl FbDense {
         // The cache has a step descriptor for each of them, so these are not too many.
         let steps = config.steps_in_flight.saturating_mul(config.micro_batches) as usize;
         let (open, rows) = (Vec::with_capacity(steps), Vec::with_capacity(config.batch as usize));
-        Ok(FbDense { cache, tenant, open, rows, salt })
+        Ok(FbDense { cache, tenant, open, rows, aborted: Aborted::default(), salt })
     }
 
     /// The sequence that a caller's number names.
@@ -199,16 +205,12 @@ impl FbDense {
 
     fn check_ended(&mut self) -> Result<()> {
         let stats = self.cache.stats();
-        if stats.sequences == 0 && stats.steps_in_flight == 0 {
+        if stats.sequences == 0 && stats.steps_in_flight == 0 && stats.withheld_pages == 0 {
             return Ok(());
         }
-        Err(Error::new(Kind::Busy, "destroy")
-            .at("sequences or steps are left")
-            .with("sequences", stats.sequences)
-            .with("steps", stats.steps_in_flight)
-            .hint(
-                "retire every step, close every sequence, call fb_dense_reap after their work, then destroy",
-            ))
+        let hint = "retire every step, close every sequence, call fb_dense_reap after their work, release withheld \
+                    pages (fb_dense_release), then destroy";
+        Err(left(stats.sequences, stats.steps_in_flight, stats.withheld_pages, hint))
     }
 
     fn stats(&self) -> FbDenseCacheStats {
@@ -229,6 +231,8 @@ impl FbDense {
             bytes_down: now.bytes_down,
             bytes_up: now.bytes_up,
             steps: now.steps,
+            arriving: now.arriving,
+            withheld_pages: now.withheld_pages,
         }
     }
 
@@ -244,6 +248,25 @@ impl FbDense {
             stride: view.stride,
             row_bytes: view.row,
             pages: config.device_pages.get(view.group).copied().unwrap_or(0),
+            group: view.group as u32,
+        })
+    }
+
+    /// Where a run of a layer is in the host pages.
+    pub(crate) fn host_view(&self, layer: u32, run: u32) -> Result<FbDenseLayerView> {
+        let wrong =
+            |kind, place| Error::new(kind, "host view").at(place).with("layer", layer).with("run", run);
+        let config = self.cache.config();
+        let view = config.host_view(layer, run as usize);
+        let view = view.ok_or_else(|| wrong(Kind::OutOfRange, "layer and run"))?;
+        let memory = self.cache.host_memory(view.group)?;
+        let memory = memory.ok_or_else(|| wrong(Kind::InvalidState, "a cache without pages on the host"))?;
+        Ok(FbDenseLayerView {
+            size: size_of::<FbDenseLayerView>(),
+            address: cast::address(&memory).wrapping_byte_add(view.offset as usize),
+            stride: view.stride,
+            row_bytes: view.row,
+            pages: config.host_pages.get(view.group).copied().unwrap_or(0),
             group: view.group as u32,
         })
     }
@@ -298,8 +321,8 @@ pub unsafe extern "C" fn fb_dense_create(
 }
 
 /// Ends a dense cache. Its pages are the device's memory, as fb_cache_destroy says. The call returns FB_BUSY while a
-/// sequence is open, a closed sequence is not released (fb_dense_reap), or a step is not retired; nothing has ended
-/// then, and the handle stays valid.
+/// sequence is open, a closed sequence is not released (fb_dense_reap), a step is not retired, or pages are withheld
+/// (fb_dense_release); nothing has ended then, and the handle stays valid.
 ///
 /// # Safety
 /// No operation that was enqueued for it still uses the caller's buffers.

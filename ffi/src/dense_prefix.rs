@@ -17,7 +17,7 @@ use crate::ticket::{self, FbTicket};
 
 /// The block hashes of a prompt's full pages, in one dense cache. Other caches find nothing by them.
 #[derive(Debug)]
-pub struct FbDenseNames(Names);
+pub struct FbDenseNames(pub(crate) Names);
 
 impl Object for FbDenseNames {
     const KIND: u8 = 9;

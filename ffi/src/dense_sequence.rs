@@ -22,15 +22,19 @@ pub struct FbDenseSequenceLength {
     pub landed: u32,
     /// Tokens of the sequence's published pages. The next fb_dense_publish starts after them.
     pub published: u32,
+    /// 1 if the sequence is arriving (fb_dense_arrive): it has pages, and takes part in no step. Otherwise 0.
+    pub arriving: u32,
+    /// Prompt rows that every layer has, while the sequence is arriving; otherwise `committed`.
+    pub filled: u32,
     /// Always 0.
     pub reserved: u32,
 }
 
-// SAFETY: words, four of 4 bytes after one of 8.
+// SAFETY: words, six of 4 bytes after one of 8.
 unsafe impl Plain for FbDenseSequenceLength {}
 impl Versioned for FbDenseSequenceLength {
     const NAME: &'static str = "fb_dense_sequence_length";
-    const REQUIRED: usize = std::mem::offset_of!(FbDenseSequenceLength, reserved);
+    const REQUIRED: usize = std::mem::offset_of!(FbDenseSequenceLength, arriving);
 }
 
 /// Admits a sequence of `prompt` tokens that may decode `promised` tokens after them: it takes, in every group, all
@@ -204,12 +208,15 @@ pub unsafe extern "C" fn fb_dense_length(
     read(dense, |dense| {
         // SAFETY: this call's contract.
         let length = unsafe { cast::versioned_out(length) }?;
-        let now = dense.cache.length(dense.sequence(sequence)?)?;
+        let sequence = dense.sequence(sequence)?;
+        let now = dense.cache.length(sequence)?;
         length.set(&FbDenseSequenceLength {
             size: size_of::<FbDenseSequenceLength>(),
             committed: now.committed,
             landed: now.landed,
             published: now.published,
+            arriving: u32::from(dense.cache.is_arriving(sequence)?),
+            filled: now.filled,
             reserved: 0,
         });
         Ok(())

@@ -7,6 +7,9 @@
 //! | `device`, `config`, `cache`, `sequence`, `budget`, `prefix`, `ticket` | the objects, one file each |
 //! | `step`, `layer`, `overlap`, `choice`, `capture` | the calls of a decode loop |
 //! | `dense`, `dense_config`, `dense_sequence`, `dense_prefix`, `dense_step` | the caches of dense models |
+//! | `dense_arrive` | sequences of dense caches that a transfer brings |
+//! | `arrive` | sequences that a transfer brings, and aborts of them |
+//! | `aborted` | the withheld pages of aborted sequences, by number |
 //! | `salt` | numbers of sequences and steps that name nothing in another cache |
 //! | `in_flight` | a cache's steps between prepare and retire |
 //! | `weights`, `links`, `update` | weights that ranks share, their sessions, and new versions |
@@ -22,6 +25,8 @@
 //! result into a status and out-parameters. The head of the header states the conventions for callers;
 //! `tests/header.rs` contains that head and compares the whole file.
 
+mod aborted;
+pub mod arrive;
 pub mod budget;
 pub mod cache;
 pub mod capture;
@@ -29,6 +34,7 @@ mod cast;
 pub mod choice;
 pub mod config;
 pub mod dense;
+pub mod dense_arrive;
 pub mod dense_config;
 pub mod dense_prefix;
 pub mod dense_sequence;

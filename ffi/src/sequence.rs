@@ -91,9 +91,11 @@ impl Versioned for FbWarmUp {
 }
 
 impl FbWarmUp {
+    /// The warm-up of as many index groups as it selects for.
+    ///
     /// # Safety
-    /// The selections are valid device memory until the stream has passed the join.
-    unsafe fn declare(&self, cache: &FbCache) -> Result<WarmUp> {
+    /// The selections are valid device memory until the stream has passed the call.
+    pub(crate) unsafe fn declare(&self, cache: &FbCache, groups: usize) -> Result<WarmUp> {
         let bad = |place| Err(Error::new(Kind::InvalidConfig, "join").at(place));
         if self.reserved != 0 {
             return bad("reserved");
@@ -102,7 +104,7 @@ impl FbWarmUp {
             return bad("selections and steps: both or none");
         }
         let geometry = cache.cache.geometries();
-        let rows = geometry.groups().len() as u64 * u64::from(self.steps);
+        let rows = groups as u64 * u64::from(self.steps);
         let words = rows.checked_mul(u64::from(geometry.shape().top_k));
         let words = words.ok_or_else(|| Error::new(Kind::Overflow, "join").at("selections"))?;
         let selections = match self.selections.is_null() {
@@ -132,9 +134,13 @@ pub struct FbSequenceLength {
     pub parked: u32,
     /// Prompt rows that every layer has. While the sequence is parked, all its tokens are a prompt.
     pub filled: u32,
+    /// 1 if the sequence is arriving (fb_arrive): it has pages, and neither a lane nor slots. Otherwise 0.
+    pub arriving: u32,
+    /// Always 0.
+    pub reserved: u32,
 }
 
-// SAFETY: words, six of 4 bytes after one of 8.
+// SAFETY: words, eight of 4 bytes after one of 8.
 unsafe impl Plain for FbSequenceLength {}
 impl Versioned for FbSequenceLength {
     const NAME: &'static str = "fb_sequence_length";
@@ -215,6 +221,24 @@ pub unsafe extern "C" fn fb_append_in_place(cache: *mut FbCache, sequence: u64, 
     change(cache, |cache| {
         let sequence = cache.sequence(sequence)?;
         cache.cache.append_in_place(sequence, count)
+    })
+}
+
+/// Declares that `count` more prompt rows of one layer are already in the total pool, as fb_append_in_place does for
+/// every layer: for a transfer that brings a sequence layer by layer.
+///
+/// # Safety
+/// Nothing beyond the conventions at the top of the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fb_append_layer_in_place(
+    cache: *mut FbCache,
+    sequence: u64,
+    layer: u32,
+    count: u32,
+) -> FbStatus {
+    change(cache, |cache| {
+        let sequence = cache.sequence(sequence)?;
+        cache.cache.append_layer_in_place(sequence, Layer(layer), count)
     })
 }
 
@@ -314,7 +338,10 @@ pub unsafe extern "C" fn fb_join(
             let wanted = ticket::wanted(ticket)?;
             let warm_up = match warm_up.is_null() {
                 true => WarmUp::default(),
-                false => FbWarmUp::declare(&cast::versioned(warm_up)?, cache)?,
+                false => {
+                    let groups = cache.cache.geometries().groups().len();
+                    FbWarmUp::declare(&cast::versioned(warm_up)?, cache, groups)?
+                }
             };
             let sequence = cache.sequence(sequence)?;
             let ended = cache.cache.join(sequence, cast::stream(stream), warm_up)?;
@@ -431,6 +458,8 @@ pub unsafe extern "C" fn fb_length(
                 running: u32::from(cache.cache.is_running(sequence)?),
                 parked: u32::from(cache.cache.is_parked(sequence)?),
                 filled: now.filled,
+                arriving: u32::from(cache.cache.is_arriving(sequence)?),
+                reserved: 0,
             });
             Ok(())
         })

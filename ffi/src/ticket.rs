@@ -20,8 +20,9 @@ pub const FB_TICKET_FAILED: u32 = 2;
 /// The work never ran, because its device has ended.
 pub const FB_TICKET_CANCELLED: u32 = 3;
 
-/// The completion of work that the library enqueued: a warm-up, a resume, the copy of a fork, a truncation, the copies
-/// of fb_dense_park, or the pages that fb_dense_open_shared or fb_dense_resume bring back.
+/// The completion of work that the library enqueued: a warm-up, a resume, index keys that are placed, the copy of a
+/// fork, a truncation, the copies of fb_dense_park, the pages that fb_dense_open_shared or fb_dense_resume bring back,
+/// or those of fb_dense_arrive and fb_dense_join.
 #[derive(Debug)]
 pub struct FbTicket {
     ticket: Ticket,

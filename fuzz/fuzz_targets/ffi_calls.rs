@@ -2,7 +2,7 @@
 #![no_main]
 
 use forebay_c::{
-    budget, cache, config, dense, dense_config, dense_prefix, dense_sequence, dense_step, device, layer, prefix,
+    arrive, budget, cache, config, dense, dense_config, dense_prefix, dense_sequence, dense_step, device, layer, prefix,
     sequence, status, step, ticket,
 };
 

@@ -22,9 +22,9 @@
 //! by their order in a request. It converts nothing: other numbers, heads or sizes are refused.
 //!
 //! **Fabrics** carry frames and rows ([`fabric`]). An end ([`SendingEnd`], [`ReceivingEnd`]) joins a machine and its
-//! fabric. [`socket`] has those over TCP and over shared memory. `conformance` holds a fabric to what the machines
-//! need. [`thread`] drives an end, so that the engine does not wait. `model` is a fabric in memory, driven by a seed, which can go wrong in each way that a real one does. Both are of
-//! the feature `check`.
+//! fabric. [`socket`] has those over TCP and over shared memory. [`thread`] drives an end, so that the engine does not
+//! wait. `conformance` holds a fabric to what the machines need. `model` is one in memory, driven by a seed, which can
+//! go wrong in each way that a real one does. Both are of the feature `check`.
 
 #[cfg(feature = "check")]
 pub mod conformance;

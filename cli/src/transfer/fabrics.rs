@@ -1,11 +1,12 @@
-//! The fabrics' ends as the two processes use them: what to wait on, and the faults of `--fault`.
+//! The fabrics' ends as the two processes use them: their options, and the faults of `--fault`.
 
 use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use forebay::os::{self, NoFaults};
+use forebay::os;
 use forebay::transfer::fabric::{Fabric, Happened, ReceiverFabric, Runs, SenderFabric};
 use forebay::transfer::receiver::Where;
 use forebay::transfer::sender::Source;
@@ -46,41 +47,20 @@ pub fn address(arguments: &EndArguments) -> Result<Address> {
     Address::new(way, &arguments.at)
 }
 
-/// Waits until an end may have something to do: for its sockets, for `more`, and until its machine is due, but never
-/// longer than `most`.
-///
-/// # Errors
-/// [`Kind::OsRefused`].
-pub fn wait(
-    end: &impl Socket,
-    due: Option<Duration>,
-    more: Option<BorrowedFd<'_>>,
-    most: Duration,
-) -> Result<()> {
-    let machine = due.map_or(Ok(most), |due| Ok::<_, Error>(due.saturating_sub(clock::now()?)))?;
-    let at_most = most.min(machine).min(end.due());
-    if at_most.is_zero() {
-        return Ok(());
-    }
-    let mut descriptors = end.descriptors();
-    descriptors.extend(more.map(|more| (more, false)));
-    os::wait(&descriptors, at_most, &NoFaults).map(drop)
-}
-
-/// A sender's end that counts what is told, and may lose notices.
+/// A sender's end that notes when layers are told, and may lose notices.
 pub struct Telling<F> {
     end: F,
     /// Notices that are still to be lost.
     drops: u32,
-    /// By layer, when its rows were told for the first time.
-    pub told: Vec<Option<u64>>,
-    /// Runs that were told, again and again.
-    pub runs: u64,
+    told: Times,
 }
 
+/// By layer, when its rows were told for the first time. The transfer thread has the end that writes it.
+pub type Times = Arc<Mutex<Vec<Option<u64>>>>;
+
 impl<F> Telling<F> {
-    pub fn new(end: F, drops: u32, layers: u32) -> Telling<F> {
-        Telling { end, drops, told: vec![None; layers as usize], runs: 0 }
+    pub const fn new(end: F, drops: u32, told: Times) -> Telling<F> {
+        Telling { end, drops, told }
     }
 }
 
@@ -114,9 +94,8 @@ impl<F: SenderFabric> SenderFabric for Telling<F> {
             Some(left) => self.drops = left,
             None => self.end.send(link, frame, runs)?,
         }
-        let (count, told) = (&mut self.runs, &mut self.told);
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         runs.each(|of| {
-            *count += 1;
             told.get_mut(of.run.layer as usize).map(|layer| layer.get_or_insert(now));
             Ok(())
         })

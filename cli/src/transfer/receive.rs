@@ -1,14 +1,15 @@
 //! `forebay transfer receive`: takes a prompt's rows into pages, and compares every byte.
 //!
-//! It grants the first request when a sender is there, and the second one when the first is whole and compared. Rows
-//! are compared a layer at a time, so that the connection lives meanwhile.
+//! It grants the first request when a sender is there, and the second one when the first is whole and compared. The
+//! library's thread receives, so the connection lives while this one compares.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use forebay::transfer::ends::{Polled, ReceivingEnd, Store};
-use forebay::transfer::fabric::ReceiverFabric;
-use forebay::transfer::receiver::{self, Event, Receiver as Machine, Wanted};
-use forebay::transfer::socket::{Address, Socket, SocketReceiver};
+use forebay::transfer::ends::{ReceivingEnd, Store};
+use forebay::transfer::receiver::{self, Event, Receiver as Machine};
+use forebay::transfer::socket::{Address, SocketReceiver};
+use forebay::transfer::thread::{Grant, News, ReceiveThread};
 use forebay::transfer::{Fence, Rank, Run};
 use forebay::{Error, Kind, Result};
 use nix::sys::signal::{Signal, raise};
@@ -22,7 +23,7 @@ use super::send;
 use super::shape::{ALONE, LAYERED, RING_LAYERS, Shape};
 
 const RANK: Rank = Rank { instance: 2, replica: 0, stage: 0, lane: 0 };
-/// The longest wait where nothing is due.
+/// The longest wait for news.
 const LONGEST: Duration = Duration::from_millis(100);
 
 /// Takes a prompt. `tell` gets what happens on the way.
@@ -35,40 +36,34 @@ pub fn receive(arguments: &EndArguments, tell: &mut dyn FnMut(Line) -> Result<()
         Some(Address::Tcp(at)) => at.to_string(),
         _ => arguments.at.clone(),
     };
-    run(end, arguments, at, tell)
-}
-
-fn run<F: ReceiverFabric + Socket>(
-    fabric: F,
-    arguments: &EndArguments,
-    at: String,
-    tell: &mut dyn FnMut(Line) -> Result<()>,
-) -> Result<Received> {
     let shape = Shape::of(&arguments.prompt);
     let options = receiver::Options { patience: arguments.prompt.timeout, ..receiver::Options::default() };
     let flips = if let Some(Fault::Flip(count)) = arguments.prompt.fault { count } else { 0 };
-    let received =
-        Received { stored: vec![None; shape.layers as usize], verified: true, ..Received::default() };
+    let end = ReceivingEnd::new(Machine::new(shape.side(), RANK, options)?, Flipping::new(end, flips));
+    let pages = Pages::new(&shape)?;
     let receiving = Receiving {
-        end: ReceivingEnd::new(Machine::new(shape.side(), RANK, options)?, Flipping::new(fabric, flips)),
+        thread: ReceiveThread::start(end, pages.clone())?,
         shape,
-        pages: Pages::new(&shape)?,
+        pages,
         fault: arguments.prompt.fault,
-        state: State::Waits(LAYERED),
+        state: State::Waits,
         connected: false,
         answered: false,
-        received,
+        received: Received {
+            stored: vec![None; shape.layers as usize],
+            verified: true,
+            ..Received::default()
+        },
     };
     tell(Line::Listening { at })?;
     receiving.run(tell)
 }
 
-/// The receiver's pages, by plane.
+/// The receiver's pages, by plane. The transfer thread writes them.
+#[derive(Clone)]
 struct Pages {
-    planes: Vec<Vec<u8>>,
+    planes: Arc<Mutex<Vec<Vec<u8>>>>,
     page_bytes: [u64; 2],
-    runs: u64,
-    bytes: u64,
 }
 
 impl Pages {
@@ -87,7 +82,11 @@ impl Pages {
             plane.resize(bytes, 0);
             planes.push(plane);
         }
-        Ok(Pages { planes, page_bytes, runs: 0, bytes: 0 })
+        Ok(Pages { planes: Arc::new(Mutex::new(planes)), page_bytes })
+    }
+
+    fn planes(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        self.planes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -96,7 +95,8 @@ impl Store for Pages {
         let wrong = || Error::new(Kind::OutOfRange, "transfer").at("a run outside of the pages");
         let [latents, keys] = self.page_bytes;
         let page_bytes = if run.to.plane.is_multiple_of(2) { latents } else { keys };
-        let plane = self.planes.get_mut(run.to.plane as usize).ok_or_else(wrong)?;
+        let mut planes = self.planes();
+        let plane = planes.get_mut(run.to.plane as usize).ok_or_else(wrong)?;
         let piece = usize::try_from(run.bytes).ok().filter(|piece| *piece > 0).ok_or_else(wrong)?;
         for (number, from) in (0..).zip(bytes.chunks(piece)) {
             let at = u64::from(run.to.page) * page_bytes + run.to.offset + number * run.to.stride;
@@ -104,27 +104,24 @@ impl Store for Pages {
             let to = plane.get_mut(at..).and_then(|to| to.get_mut(..from.len())).ok_or_else(wrong)?;
             to.copy_from_slice(from);
         }
-        self.runs += 1;
-        self.bytes += bytes.len() as u64;
         Ok(())
     }
 }
 
-/// What is done with which request.
+/// How far the receiver is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It is to be granted, when the sender can be.
-    Waits(u64),
+    /// No sender is there.
+    Waits,
+    /// A request arrives.
     Arrives(u64),
-    /// It is whole, and its layers from this one on are to be compared.
-    Compares(u64, u32),
     /// All is compared. The sender is to learn that the last request has ended.
     Ends,
     Over,
 }
 
-struct Receiving<F> {
-    end: ReceivingEnd<Flipping<F>>,
+struct Receiving {
+    thread: ReceiveThread<Flipping<SocketReceiver>, Pages>,
     shape: Shape,
     pages: Pages,
     fault: Option<Fault>,
@@ -135,34 +132,28 @@ struct Receiving<F> {
     received: Received,
 }
 
-impl<F: ReceiverFabric + Socket> Receiving<F> {
+impl Receiving {
     fn run(mut self, tell: &mut dyn FnMut(Line) -> Result<()>) -> Result<Received> {
         while self.state != State::Over {
-            while let Some(polled) = self.end.poll(clock::now()?, &mut self.pages)? {
-                self.polled(polled, tell)?;
-            }
-            match self.state {
-                State::Waits(request) if self.connected => self.grant(request)?,
-                State::Compares(request, layer) => self.compare(request, layer),
-                State::Over => break,
-                _ => fabrics::wait(&self.end.fabric, self.end.machine.due(), None, LONGEST)?,
+            match self.thread.poll()? {
+                Some(news) => self.news(news, tell)?,
+                None => self.thread.wait(LONGEST)?,
             }
         }
         Ok(self.received)
     }
 
-    fn polled(&mut self, polled: Polled<Event>, tell: &mut dyn FnMut(Line) -> Result<()>) -> Result<()> {
-        match polled {
-            Polled::Connected { .. } if !self.connected => {
+    fn news(&mut self, news: News<Event>, tell: &mut dyn FnMut(Line) -> Result<()>) -> Result<()> {
+        match news {
+            News::Connected { .. } if !self.connected => {
                 self.connected = true;
                 tell(Line::Connected)?;
             }
+            News::Event(Event::Met { .. }) if self.state == State::Waits => self.grant(LAYERED),
             // When it has the last request, the sender may go.
-            Polled::Lost { .. } if self.received.whole[1].is_some() => self.answered(),
-            Polled::Lost { why, .. } => {
-                self.fail(Failure::lost(why.as_ref()));
-            }
-            Polled::Event(Event::Ready { fence, layer }) if fence.request == LAYERED => {
+            News::Lost { .. } if self.received.whole[1].is_some() => self.answered(),
+            News::Lost { why, .. } => self.fail(Failure::lost(why.as_ref())),
+            News::Event(Event::Ready { fence, layer }) if fence.request == LAYERED => {
                 let now = clock::nanos()?;
                 self.received.stored.get_mut(layer as usize).map(|time| time.replace(now));
                 if self.fault == Some(Fault::StopReceiver(layer)) {
@@ -170,18 +161,20 @@ impl<F: ReceiverFabric + Socket> Receiving<F> {
                         .map_err(|errno| Error::new(Kind::OsRefused, "transfer").at(errno.to_string()))?;
                 }
             }
-            Polled::Event(Event::Whole { fence }) => {
-                let now = clock::nanos()?;
-                if fence.request == LAYERED {
-                    self.received.whole[0] = Some(now);
-                    self.count();
-                } else {
-                    self.received.whole[1] = Some(now);
-                }
-                self.state = State::Compares(fence.request, 0);
+            News::Event(Event::Whole { fence: Fence { request: LAYERED, .. } }) => {
+                self.received.whole[0] = Some(clock::nanos()?);
+                self.count();
+                self.compare(LAYERED);
+                self.grant(ALONE);
             }
-            Polled::Event(Event::Failed { error, .. }) => self.fail(Failure::of(&error)),
-            Polled::Event(Event::Drained { fence }) if fence.request == ALONE => self.answered(),
+            News::Event(Event::Whole { .. }) => {
+                self.received.whole[1] = Some(clock::nanos()?);
+                self.compare(ALONE);
+                self.state = if self.answered { State::Over } else { State::Ends };
+            }
+            News::Event(Event::Failed { error, .. }) => self.fail(Failure::of(&error)),
+            News::Event(Event::Drained { fence }) if fence.request == ALONE => self.answered(),
+            News::Refused { why, .. } => return Err(why),
             _ => {}
         }
         Ok(())
@@ -196,8 +189,9 @@ impl<F: ReceiverFabric + Socket> Receiving<F> {
     }
 
     /// What was stored of the first request.
-    const fn count(&mut self) {
-        (self.received.runs, self.received.bytes) = (self.pages.runs, self.pages.bytes);
+    fn count(&mut self) {
+        let moved = self.thread.statistics().moved;
+        (self.received.runs, self.received.bytes) = (moved.runs, moved.bytes);
     }
 
     fn fail(&mut self, failure: Failure) {
@@ -209,42 +203,32 @@ impl<F: ReceiverFabric + Socket> Receiving<F> {
         self.received.failure.get_or_insert(failure);
     }
 
-    /// Grants a request, if the sender has said hello.
-    fn grant(&mut self, request: u64) -> Result<()> {
-        let wanted = Wanted {
+    fn grant(&mut self, request: u64) {
+        self.state = State::Arrives(request);
+        let grant = Grant {
             fence: Fence { request, generation: request },
             tokens: self.shape.tokens,
             first: 0,
             sender: (send::RANK.instance, send::RANK.replica),
-            payloads: &[],
-            landing: &[],
-            deadline: None,
+            payloads: Vec::new(),
+            landing: Vec::new(),
+            within: None,
         };
-        match self.end.machine.grant(&wanted) {
-            Ok(()) => self.state = State::Arrives(request),
-            Err(error) if error.kind() == Kind::InvalidState => {
-                return fabrics::wait(&self.end.fabric, self.end.machine.due(), None, LONGEST);
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(())
+        self.thread.grant(grant, |_| Ok(()));
     }
 
-    /// Compares a layer. In the second request the layers share the places of the sender's ring.
-    fn compare(&mut self, request: u64, layer: u32) {
-        let of = if request == ALONE { layer % RING_LAYERS } else { layer };
+    /// Compares all rows. In the second request the layers share the places of the sender's ring.
+    fn compare(&mut self, request: u64) {
+        let planes = self.pages.planes();
         let mut rows = Vec::new();
-        for component in 0..2 {
-            self.shape.rows(request, of, component, 0..self.shape.tokens, &mut rows);
-            let plane = self.pages.planes.get((2 * layer + component) as usize);
-            let same = plane.is_some_and(|plane| plane.starts_with(&rows));
-            self.received.verified &= same;
+        for layer in 0..self.shape.layers {
+            let of = if request == ALONE { layer % RING_LAYERS } else { layer };
+            for component in 0..2 {
+                self.shape.rows(request, of, component, 0..self.shape.tokens, &mut rows);
+                let plane = planes.get((2 * layer + component) as usize);
+                let same = plane.is_some_and(|plane| plane.starts_with(&rows));
+                self.received.verified &= same;
+            }
         }
-        self.state = match (layer + 1 < self.shape.layers, request) {
-            (true, _) => State::Compares(request, layer + 1),
-            (false, LAYERED) => State::Waits(ALONE),
-            (false, _) if self.answered => State::Over,
-            (false, _) => State::Ends,
-        };
     }
 }

@@ -3,32 +3,33 @@
 //! The first request is computed layer by layer in a ring, once the receiver has granted it. When it is over, the
 //! sender tells as many bytes again as a second request, all at once and with nothing to compute: its time is that of
 //! the transfer alone. Its rows lie in the ring's places, which the layers share.
+//!
+//! The library's thread sends. This one computes, and waits for the transfer only where the ring is full.
 
-use std::io::Read;
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use forebay::os::{NoFaults, Request, page_size};
-use forebay::transfer::ends::{Polled, SendingEnd};
-use forebay::transfer::fabric::SenderFabric;
+use forebay::transfer::ends::SendingEnd;
 use forebay::transfer::memory::SendMemory;
 use forebay::transfer::sender::{self, Computed, Event, Sender as Machine};
-use forebay::transfer::socket::{Socket, SocketSender};
-use forebay::transfer::{Rank, Reason, StagingRing};
-use forebay::{Error, Kind, Result, os};
+use forebay::transfer::socket::SocketSender;
+use forebay::transfer::thread::{News, SendThread};
+use forebay::transfer::{Part, Rank, Reason, StagingRing};
+use forebay::{Error, Kind, Result};
+use nix::sys::signal::{Signal, raise};
 
 use super::args::{EndArguments, PromptArguments};
 use super::clock;
-use super::compute::{Computation, Said, write};
-use super::fabrics::{self, Telling};
+use super::compute::{pass, write};
+use super::fabrics::{self, Telling, Times};
 use super::fault::Fault;
 use super::report::{Failure, Sent, word};
 use super::shape::{ALONE, LAYERED, RING_LAYERS, Shape};
 
-/// The longest wait: the channel of the computation wakes it earlier.
+/// The longest wait for news. The end of one is looked at for the time within which a receiver has to come.
 const LONGEST: Duration = Duration::from_millis(100);
 
 /// The sender's rank.
@@ -39,192 +40,231 @@ pub const RANK: Rank = Rank { instance: 1, replica: 0, stage: 0, lane: 0 };
 /// # Errors
 /// Those of the memory, the fabric and the machine; [`Kind::TimedOut`] if no receiver takes the connection.
 pub fn send(arguments: &EndArguments) -> Result<Sent> {
-    let shape = Shape::of(&arguments.prompt);
+    let prompt = &arguments.prompt;
+    let shape = Shape::of(prompt);
     let part = shape.layer_bytes().next_multiple_of(page_size());
     let bytes = part * u64::from(RING_LAYERS);
     let request = Request { bytes, huge: false, populate: true, lock: false, node: None, shared: true };
     let memory = Arc::new(SendMemory::new(&request, shape.planes(), &NoFaults)?.0);
-    let ring = StagingRing::new(bytes, page_size())?;
     let at = fabrics::address(arguments)?;
     let mut fabric = SocketSender::new(at.way(), fabrics::options(arguments)?, memory.clone())?;
     fabric.add(at)?;
-    run(fabric, arguments, &memory, ring)
-}
-
-fn run<F: SenderFabric + Socket>(
-    fabric: F,
-    arguments: &EndArguments,
-    memory: &SendMemory,
-    ring: StagingRing,
-) -> Result<Sent> {
-    let shape = Shape::of(&arguments.prompt);
-    let PromptArguments { timeout, compute, spin, chunk, fault, .. } = arguments.prompt;
+    let drops = if let Some(Fault::Drop(count)) = prompt.fault { count } else { 0 };
+    let told = Arc::new(Mutex::new(vec![None; shape.layers as usize]));
+    let fabric = Telling::new(fabric, drops, told.clone());
     // Short prompts too are told layer by layer.
-    let options = sender::Options { bulk_tokens: 0, patience: timeout, ..sender::Options::default() };
-    let drops = if let Some(Fault::Drop(count)) = fault { count } else { 0 };
-    let mut end = SendingEnd::new(
-        Machine::new(shape.side(), RANK, options)?,
-        Telling::new(fabric, drops, shape.layers),
-    );
-    end.machine.begin(LAYERED, shape.tokens, None)?;
-    let (say, said) = mpsc::channel();
-    let (release, released) = mpsc::channel();
-    let refused = |e: std::io::Error| Error::new(Kind::OsRefused, "transfer").at(os::io_text(&e));
-    let (wake, woken) = UnixStream::pair().map_err(refused)?;
-    wake.set_nonblocking(true).and_then(|()| woken.set_nonblocking(true)).map_err(refused)?;
-    let time = compute;
-    let chunk = chunk.unwrap_or(shape.tokens);
-    let computation =
-        Computation { shape, chunk, time, spin, fault, memory, ring, said: say, released, wake: &wake };
-    let until = clock::now()? + timeout;
-    let sent = Sent { computed: vec![None; shape.layers as usize], ..Sent::default() };
-    std::thread::scope(|threads| {
-        let mut ready = Some(computation);
-        let start = || {
-            if let Some(computation) = ready.take() {
-                threads.spawn(move || computation.run());
-            }
-        };
-        // The channels end with the call, and so does the computation.
-        let sending =
-            Sending { end, shape, memory, said, woken, release, connected: false, over: false, sent };
-        sending.run(until, start)
-    })
+    let options = sender::Options { bulk_tokens: 0, patience: prompt.timeout, ..sender::Options::default() };
+    let machine = Machine::new(shape.side(), RANK, options)?;
+    let sending = Sending {
+        thread: SendThread::start(SendingEnd::new(machine, fabric))?,
+        prompt,
+        shape,
+        memory: &memory,
+        ring: StagingRing::new(bytes, page_size())?,
+        held: VecDeque::new(),
+        told,
+        state: State::Connects,
+        lost: None,
+        sent: Sent { computed: vec![None; shape.layers as usize], ..Sent::default() },
+    };
+    sending.run()
 }
 
-struct Sending<'a, F> {
-    end: SendingEnd<Telling<F>>,
+/// How far the sender is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// No receiver is there.
+    Connects,
+    /// The request waits for its grant.
+    Waits,
+    /// The request is granted.
+    Sends,
+    /// It has ended, in order or not.
+    Over,
+}
+
+struct Sending<'a> {
+    thread: SendThread<Telling<SocketSender>>,
+    prompt: &'a PromptArguments,
     shape: Shape,
     memory: &'a SendMemory,
-    said: Receiver<Said>,
-    woken: UnixStream,
-    release: Sender<u64>,
-    connected: bool,
-    over: bool,
+    ring: StagingRing,
+    /// Parts of the ring whose rows are on their way.
+    held: VecDeque<Part>,
+    told: Times,
+    state: State,
+    /// How the receiver was lost.
+    lost: Option<Failure>,
     sent: Sent,
 }
 
-impl<F: SenderFabric + Socket> Sending<'_, F> {
-    /// Sends both requests. A receiver has to be connected by `until`.
-    fn run(mut self, until: Duration, mut start: impl FnMut()) -> Result<Sent> {
-        while !self.over {
-            while let Ok(said) = self.said.try_recv() {
-                self.take(said)?;
+impl Sending<'_> {
+    /// Sends both requests.
+    fn run(mut self) -> Result<Sent> {
+        self.thread.begin(LAYERED, self.shape.tokens, None);
+        let until = clock::now()? + self.prompt.timeout;
+        self.until(|sending| {
+            if sending.state == State::Connects && clock::now()? >= until {
+                return Err(Error::new(Kind::TimedOut, "transfer")
+                    .at("no receiver took the connection")
+                    .hint("start forebay transfer receive with the same --fabric and --at first"));
             }
-            while let Some(polled) = self.end.poll(clock::now()?)? {
-                self.polled(polled, &mut start)?;
-            }
-            if !self.connected {
-                self.may_still_connect(until)?;
-            }
-            if !self.over {
-                let woken = Some(self.woken.as_fd());
-                fabrics::wait(&self.end.fabric, self.end.machine.due(), woken, LONGEST)?;
-                let mut bytes = [0; 64];
-                while (&self.woken).read(&mut bytes).is_ok_and(|read| read > 0) {}
-            }
+            Ok(!matches!(sending.state, State::Connects | State::Waits))
+        })?;
+        self.sent.began = Some(clock::nanos()?);
+        self.compute()?;
+        self.until(|sending| Ok(sending.state == State::Over))?;
+        self.sent.runs = self.thread.statistics().told.runs;
+        if self.sent.failure.is_none() {
+            self.again()?;
         }
-        self.sent.told.clone_from(&self.end.fabric.told);
+        self.sent.told.clone_from(&self.told.lock().unwrap_or_else(PoisonError::into_inner));
         Ok(self.sent)
     }
 
-    fn may_still_connect(&mut self, until: Duration) -> Result<()> {
-        if let Some(error) = self.end.fabric.failure() {
-            return Err(error);
-        }
-        match clock::now()? < until {
-            true => Ok(()),
-            false => Err(Error::new(Kind::TimedOut, "transfer")
-                .at("no receiver took the connection")
-                .hint("start forebay transfer receive with the same --fabric and --at first")),
+    /// Takes news until something holds.
+    fn until(&mut self, mut holds: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
+        loop {
+            self.take()?;
+            if holds(self)? {
+                return Ok(());
+            }
+            self.thread.wait(LONGEST)?;
         }
     }
 
-    fn take(&mut self, said: Said) -> Result<()> {
-        match said {
-            Said::Began(at) => self.sent.began = Some(at),
-            Said::Computed { layer, tokens, origin, at } => {
-                self.sent.computed.get_mut(layer as usize).map(|time| time.replace(at));
-                let part = Computed { request: LAYERED, layer, tokens, chunk: None, origin };
-                return self.unless_over(|machine| machine.computed(&[part]));
+    /// Takes the news that is there.
+    fn take(&mut self) -> Result<()> {
+        while let Some(news) = self.thread.poll()? {
+            match news {
+                News::Connected { .. } if self.state == State::Connects => self.state = State::Waits,
+                News::Unopened { why } if self.state == State::Connects => return Err(why),
+                News::Refused { why, .. } => return Err(why),
+                // The end of a request that was granted says whether the receiver had it before it went.
+                News::Lost { why, .. } => {
+                    let lost = Failure::lost(why.as_ref());
+                    match self.state {
+                        State::Connects | State::Waits => self.fail(lost),
+                        State::Sends | State::Over => self.lost = Some(lost),
+                    }
+                }
+                News::Event(Event::Granted { .. }) if self.state == State::Waits => {
+                    self.state = State::Sends;
+                }
+                News::Event(Event::Released { request: LAYERED, origin }) => self.release(origin)?,
+                News::Event(Event::Ended { reason: Reason::Done, .. }) => self.state = State::Over,
+                News::Event(Event::Ended { reason, .. }) => {
+                    let lost = self.lost.take().filter(|_| reason == Reason::PeerLost);
+                    self.fail(lost.unwrap_or_else(|| Failure::new(word(reason.kind()))));
+                }
+                // The second request's rows stay where they are.
+                _ => {}
             }
-            Said::All => return self.unless_over(|machine| machine.finish(LAYERED)),
-            Said::Aborts => {
-                self.sent.failure.get_or_insert(Failure::new(word(Kind::Cancelled)));
-                return self.unless_over(|machine| machine.abort(LAYERED));
-            }
-            Said::Failed(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    /// A request that has failed meanwhile tells so by itself.
-    fn unless_over(&mut self, act: impl FnOnce(&mut Machine) -> Result<()>) -> Result<()> {
-        act(&mut self.end.machine).or_else(|error| match error.kind() {
-            Kind::Closed => Ok(()),
-            _ => Err(error),
-        })
-    }
-
-    fn polled(&mut self, polled: Polled<Event>, start: &mut impl FnMut()) -> Result<()> {
-        match polled {
-            Polled::Connected { .. } => self.connected = true,
-            Polled::Lost { why, .. } => {
-                self.fail(Failure::lost(why.as_ref()));
-            }
-            Polled::Event(Event::Granted { request: LAYERED, .. }) => start(),
-            Polled::Event(Event::Granted { .. }) => self.tell_all()?,
-            Polled::Event(Event::Released { request, origin }) if request == LAYERED => {
-                // A computation that is over takes no more.
-                let _ = self.release.send(origin);
-            }
-            Polled::Event(Event::Ended { request, reason: Reason::Done }) => match request {
-                LAYERED => self.prepare()?,
-                _ => self.over = true,
-            },
-            Polled::Event(Event::Ended { reason, .. }) => self.fail(Failure::new(word(reason.kind()))),
-            // The second request's rows stay where they are.
-            _ => {}
         }
         Ok(())
     }
 
     fn fail(&mut self, failure: Failure) {
-        self.over = true;
+        self.state = State::Over;
         self.sent.failure.get_or_insert(failure);
     }
 
-    /// Where the second request has a layer's rows, and which layer's bytes these are.
-    const fn place(layer: u32) -> u32 {
-        layer % RING_LAYERS
+    fn release(&mut self, origin: u64) -> Result<()> {
+        let found = self.held.iter().position(|part| part.offset == origin);
+        found.and_then(|at| self.held.remove(at)).map_or(Ok(()), |part| self.ring.give_back(part))
     }
 
-    fn origin(&self, layer: u32) -> u64 {
-        self.shape.layer_bytes().next_multiple_of(page_size()) * u64::from(Self::place(layer))
+    /// Computes the whole prompt, chunk by chunk. It ends early if the request does.
+    fn compute(&mut self) -> Result<()> {
+        let tokens = self.shape.tokens;
+        let chunk = self.prompt.chunk.unwrap_or(tokens);
+        let mut first = 0;
+        while first < tokens {
+            let own = first..tokens.min(first.saturating_add(chunk));
+            for layer in 0..self.shape.layers {
+                self.layer(layer, own.clone())?;
+                self.take()?;
+                if self.state == State::Over || self.sent.failure.is_some() {
+                    return Ok(());
+                }
+            }
+            first = own.end;
+        }
+        self.thread.finish(LAYERED);
+        Ok(())
     }
 
-    /// Puts the rows of the second request into the ring, all of which is free.
-    fn prepare(&mut self) -> Result<()> {
-        self.sent.runs = self.end.fabric.runs;
+    /// Computes a layer's rows of some tokens, and tells them.
+    fn layer(&mut self, layer: u32, tokens: Range<u32>) -> Result<()> {
+        let begin = Instant::now();
+        let Some(origin) = self.part()? else { return Ok(()) };
         let mut rows = Vec::new();
+        write(self.memory, &self.shape, (LAYERED, layer), tokens.clone(), origin, &mut rows)?;
+        let share = f64::from(tokens.end - tokens.start) / f64::from(self.shape.tokens);
+        pass(begin, self.prompt.compute.mul_f64(share), self.prompt.spin);
+        let at = clock::nanos()?;
+        self.sent.computed.get_mut(layer as usize).map(|time| time.replace(at));
+        let last = tokens.end == self.shape.tokens;
+        if last && self.prompt.fault == Some(Fault::KillSender(layer)) {
+            raise(Signal::SIGKILL)
+                .map_err(|errno| Error::new(Kind::OsRefused, "transfer").at(errno.to_string()))?;
+        }
+        self.thread.computed(vec![Computed { request: LAYERED, layer, tokens, chunk: None, origin }]);
+        if last && self.prompt.fault == Some(Fault::Abort(layer)) {
+            // It is over when the receiver has answered.
+            self.thread.abort(LAYERED);
+            self.sent.failure = Some(Failure::new(word(Kind::Cancelled)));
+        }
+        Ok(())
+    }
+
+    /// Room for a layer in the ring; waits while it is full. None if the request has ended.
+    fn part(&mut self) -> Result<Option<u64>> {
+        loop {
+            if self.state == State::Over {
+                return Ok(None);
+            }
+            match self.ring.take(self.shape.layer_bytes()) {
+                Ok(part) => {
+                    let origin = part.offset;
+                    self.held.push_back(part);
+                    return Ok(Some(origin));
+                }
+                Err(error) if error.kind() == Kind::Exhausted => {}
+                Err(error) => return Err(error),
+            }
+            self.thread.wait(LONGEST)?;
+            self.take()?;
+        }
+    }
+
+    /// Sends the second request: all of it at once, from the ring, all of which is free.
+    fn again(&mut self) -> Result<()> {
+        if let Some(lost) = self.lost.take() {
+            self.fail(lost);
+            return Ok(());
+        }
+        let mut rows = Vec::new();
+        let layer_bytes = self.shape.layer_bytes().next_multiple_of(page_size());
+        let origin = |layer: u32| layer_bytes * u64::from(layer % RING_LAYERS);
         for layer in 0..self.shape.layers.min(RING_LAYERS) {
             let tokens = 0..self.shape.tokens;
-            write(self.memory, &self.shape, (ALONE, layer), tokens, self.origin(layer), &mut rows)?;
+            write(self.memory, &self.shape, (ALONE, layer), tokens, origin(layer), &mut rows)?;
         }
-        self.end.machine.begin(ALONE, self.shape.tokens, None)
-    }
-
-    fn tell_all(&mut self) -> Result<()> {
+        self.state = State::Waits;
+        self.thread.begin(ALONE, self.shape.tokens, None);
+        self.until(|sending| Ok(sending.state != State::Waits))?;
+        let tokens = 0..self.shape.tokens;
         let part = |layer| Computed {
             request: ALONE,
             layer,
-            tokens: 0..self.shape.tokens,
+            tokens: tokens.clone(),
             chunk: None,
-            origin: self.origin(layer),
+            origin: origin(layer),
         };
-        let parts: Vec<Computed> = (0..self.shape.layers).map(part).collect();
         self.sent.alone = Some(clock::nanos()?);
-        self.end.machine.computed(&parts)?;
-        self.end.machine.finish(ALONE)
+        self.thread.computed((0..self.shape.layers).map(part).collect());
+        self.thread.finish(ALONE);
+        self.until(|sending| Ok(sending.state == State::Over))
     }
 }

@@ -52,6 +52,7 @@ from .errors import (
 from .links import LinkEvent, Links
 from .overlap import Captured, EngineCall, Layers
 from .plan import Planned, plan
+from .record import Withheld
 from .replicas import Replica, Replication
 from .sequence import Length, Page, Sequence, Ticket
 from .shape import Shape
@@ -72,5 +73,5 @@ __all__ = [
     "OutOfMemory", "OutOfRange", "Outcome", "Overflow", "Page", "PeerLost", "Planned", "Prices", "Replica",
     "Replication", "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Share", "Stats", "Step",
     "Stream", "Table", "Tensor", "Ticket", "TimedOut", "TraceRecorder", "TraceWriter", "Unsupported", "Update",
-    "WeightBytes", "Weights", "dense", "footprint", "plan",
+    "WeightBytes", "Weights", "Withheld", "dense", "footprint", "plan",
 ]  # fmt: skip

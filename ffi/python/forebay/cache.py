@@ -1,9 +1,10 @@
 """The cache of one model on one device. One thread at a time drives it.
 
 A sequence or step that the program forgets is not lost. The garbage collector only notes its end, and the next `open`,
-`prepare`, `truncate`, `resize`, `share_slots`, `fork`, `join`, `reap` or `close` completes it. A forgotten cache ends
-its steps and sequences by itself, in any order, as soon as that needs no waiting. In a forked child everything of the
-parent is already closed: the library reports it as closed and ends nothing.
+`prepare`, `truncate`, `resize`, `share_slots`, `fork`, `join`, `reap` or `close` completes it. A forgotten sequence
+that a transfer still brings is aborted: its pages stay withheld (`Cache.withheld`). A forgotten cache ends its steps
+and sequences by itself, in any order, as soon as that needs no waiting. In a forked child everything of the parent is
+already closed: the library reports it as closed and ends nothing.
 
 The tensors that enqueued work uses (selections, slots, warm-ups) belong to the cache's record, from before the call
 that hands them over until that work has ended, whatever happens to the call, the step or the ticket: see
@@ -76,6 +77,10 @@ class Stats(NamedTuple):
     moved_rows: int
     # Gauge: parked sequences.
     parked: int
+    # Gauge: arriving sequences (`Cache.arrive`). One that has ended counts until its work has ended.
+    arriving: int = 0
+    # Gauge: pages of rows, and as many of index keys, that are withheld after an abort (`Cache.withheld`).
+    withheld_pages: int = 0
 
 
 class Cache(CacheBase):
@@ -90,6 +95,7 @@ class Cache(CacheBase):
         max_tokens: tokens of the longest sequence: prompt plus promised tokens.
         parked: the most sequences that may be parked at once (`Sequence.park`), in addition to the open ones; None:
             none.
+        arriving: the most sequences that may arrive at once (`Cache.arrive`), in addition to these; None: none.
         slots: slots of one sequence in each layer; or one number for each layer, draft layers last, which `open` then
             uses by default.
         query_rows: the most query rows of a sequence in one step: 1 + drafts.
@@ -134,6 +140,7 @@ class Cache(CacheBase):
         max_tokens: int,
         slots: int | Many[int],
         parked: int | None = None,
+        arriving: int | None = None,
         query_rows: int = 1,
         batch: int | None = None,
         steps_in_flight: int | None = None,
@@ -161,6 +168,7 @@ class Cache(CacheBase):
                 "lanes": lanes,
                 "max_tokens": max_tokens,
                 "parked": parked,
+                "arriving": arriving,
                 "query_rows": query_rows,
                 "batch": batch,
                 "steps_in_flight": steps_in_flight,
@@ -237,20 +245,58 @@ class Cache(CacheBase):
             Exhausted: names the pool that has too little left.
             InvalidConfig, OutOfRange: the message names the field.
         """
-        self._record.make_up()
         config, _table = self._open_config(prompt, promised, ratio, slots, bring_up)
+        return self._admit(lib.fb_open, lib.fb_open_shared, config, (tokens, keys, salt), False)
+
+    def arrive(
+        self,
+        *,
+        prompt: int,
+        promised: int = 0,
+        ratio: float | None = None,
+        slots: int | Many[int] | None = None,
+        bring_up: str = "whole",
+        tokens: Any = None,
+        keys: TokenKeys = None,
+        salt: bytes = b"",
+    ) -> Sequence:
+        """Admits a sequence whose rows and index keys a transfer brings, layer by layer: takes its pages, and neither
+        slots nor a lane, or nothing.
+
+        `Sequence.append`, `append_layer_in_place`, `place_index_keys` and `index_keys_in_place` count what has come;
+        `join` takes slots and a lane once every layer is whole. The transfer brings the tokens behind
+        `Sequence.shared`: nothing may write to the pages of those before. If others write to its pages on their own,
+        `Sequence.abort` ends it.
+
+        Args:
+            prompt, promised, ratio, slots, bring_up, tokens, keys, salt: as in `open`.
+
+        Raises:
+            Exhausted: as many sequences arrive as the cache's `arriving`; or names the pool that has too little.
+            InvalidConfig, OutOfRange: the message names the field.
+        """
+        config, _table = self._open_config(prompt, promised, ratio, slots, bring_up)
+        return self._admit(lib.fb_arrive, lib.fb_arrive_shared, config, (tokens, keys, salt), True)
+
+    def _admit(
+        self, alone: Any, sharing: Any, config: Any, prompt: tuple[Any, TokenKeys, bytes], arrives: bool
+    ) -> Sequence:
+        """Admits a sequence by the first call, or by the second if the prompt's tokens are known."""
+        self._record.make_up()
+        tokens, keys, salt = prompt
         if tokens is None:
             if keys is not None or salt:
                 raise InvalidArgument("tokens", "None together with keys or a salt", "the prompt's token ids")
             return self._opened(
-                lambda number: int(lib.fb_open(self._pointer, config, number)), lambda number: Sequence(self, number)
+                lambda number: int(alone(self._pointer, config, number)),
+                lambda number: Sequence(self, number, 0, arrives),
             )
         named, _keep = tokens_of(tokens, keys)
         salt = salt_of(salt)
         shared = ffi.new("uint32_t *")
         return self._opened(
-            lambda number: int(lib.fb_open_shared(self._pointer, config, named, salt, len(salt), number, shared)),
-            lambda number: Sequence(self, number, shared[0]),
+            lambda number: int(sharing(self._pointer, config, named, salt, len(salt), number, shared)),
+            lambda number: Sequence(self, number, shared[0], arrives),
         )
 
     def _open_config(

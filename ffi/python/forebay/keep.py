@@ -7,7 +7,7 @@ same order:
 
 | when | what happens |
 |---|---|
-| before the call | the cache's record keeps the tensor: `InFlight.held` for a step, `CacheHandle.joins` for a warm-up |
+| before the call | the cache's record has the tensor: `InFlight.held`; `CacheHandle.joins` of warm-ups and index keys |
 | the call was not admitted (`Kept.refused`) | the record releases it: the call read nothing |
 | any other refusal, or an exception | the record keeps it: part of the work may have been enqueued |
 | the step or ticket has ended | the record releases it |

@@ -18,7 +18,7 @@ from ._library import check, fail, ffi, lib
 from .arrays import Tensor
 from .device import Device
 from .errors import Busy, Closed, InvalidArgument, InvalidState, counted
-from .record import CacheHandle, InFlight
+from .record import CacheHandle, InFlight, Withheld
 from .tensors import words
 
 # The most lines of fallbacks that are read, and their length.
@@ -39,6 +39,13 @@ class CacheBase:
     _pointer: Any
     # The class of its sequences.
     _sequences: type[SequenceBase]
+
+    @property
+    def withheld(self) -> tuple[Withheld, ...]:
+        """The pages of aborted sequences that were not released (`Sequence.abort`), also those that the program
+        forgot.
+        """
+        return tuple(self._record.withheld.values())
 
     def _opened(self, call: Callable[[Any], int], make: Callable[[int], _Made]) -> _Made:
         """What is made of the sequence that a call opens. It is closed again if an exception occurs in between."""
@@ -137,11 +144,13 @@ class SequenceBase:
 
     cache: Any
 
-    def __init__(self, cache: Any, number: int) -> None:
+    def __init__(self, cache: Any, number: int, arrives: bool = False) -> None:
         self.cache = cache
         self._number = number
         self._pointer = cache._pointer
         record = cache._record
+        if arrives:
+            record.arrivals.add(number)
         record.sequences.add(number)
         self._forget = weakref.finalize(self, record.forget_sequence, number)
         # At the interpreter's end its cache ends it.
@@ -159,11 +168,32 @@ class SequenceBase:
             return
         record = self.cache._record
         if not self.cache.closed:
-            status = record.calls.close(self._pointer, self._number, self.cache.device.stream_of(stream))
+            status = record.close(self._number, self.cache.device.stream_of(stream))
             if status != lib.FB_CLOSED:
                 check(status, self._pointer)
         self._forget.detach()
-        record.sequences.discard(self._number)
+        record.left(self._number)
+
+    def abort(self, stream: Any = None) -> Withheld:
+        """Ends a sequence to whose pages others may still write: a write that is under way when a transfer is given up
+        lands later, and may not land in another sequence's rows. It is like `close`, but the pages that the sequence
+        does not share stay withheld until `Withheld.release`. No time releases them.
+
+        A sequence of `Cache.arrive` that the program forgets, or leaves as a context manager, before it has joined, is
+        aborted too: `Cache.withheld` has its pages.
+
+        Raises:
+            InvalidState: a sequence of a dense cache that is not arriving: close it.
+            OutOfMemory, DeviceFailed, InvalidArgument (the stream), Closed, Busy: the sequence is as before.
+        """
+        record = self.cache._record
+        if not self._forget.alive:
+            raise Closed("abort: the sequence was closed")
+        check(record.abort(self._number, self.cache.device.stream_of(stream)), self._pointer)
+        withheld: Withheld = record.withheld[self._number]
+        self._forget.detach()
+        record.left(self._number)
+        return withheld
 
     @property
     def closed(self) -> bool:
@@ -176,6 +206,8 @@ class SequenceBase:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self.closed and self.cache._record.is_written(self._number):
+            self.abort()
         self.close()
 
     def __repr__(self) -> str:

@@ -23,6 +23,8 @@ _GAUGES = {
     "free_slots": "Free slots of the layer that has the fewest",
     "slots_in_use": "Slots that belong to a sequence, all layers, in whole blocks of 64",
     "free_lanes": "Free lanes",
+    "arriving": "Sequences that a transfer brings, and that have not joined",
+    "withheld_pages": "Pages of aborted sequences that no sequence gets until they are released",
 }
 _COUNTERS = {
     "steps": "Steps retired",

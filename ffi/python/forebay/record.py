@@ -12,9 +12,9 @@ import ctypes
 import time
 import warnings
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from ._library import NULL, ffi, lib, status_text
+from ._library import NULL, check, ffi, lib, sized, status_text
 from .device import DeviceHandle, alive
 from .handle import Handle
 from .keep import Kept
@@ -42,15 +42,34 @@ class Calls(NamedTuple):
     # Retires a step without reading its report, and takes what else the call wants.
     retire: Any
     nowhere: tuple[Any, ...]
+    # Of the cache, a sequence's number and a stream.
+    abort: Any
+    # Of the cache, a sequence's number, and room for the number of free pages.
+    release: Any
+    # Of the cache and a sequence's number: whether it has not joined.
+    waits: Callable[[Any, int], bool]
+
+
+def _waits(pointer: Any, number: int) -> bool:
+    """Whether a sequence has pages, and does not run."""
+    length = sized("fb_sequence_length")
+    return lib.fb_length(pointer, number, length) == 0 and not length.running
+
+
+def _arrives(pointer: Any, number: int) -> bool:
+    """Whether a sequence of a dense cache is arriving."""
+    length = sized("fb_dense_sequence_length")
+    return lib.fb_dense_length(pointer, number, length) == 0 and bool(length.arriving)
 
 
 SPARSE = Calls(
     "fb_cache", lib.fb_cache_destroy, lib.fb_cache_reap, lib.fb_close, lib.fb_abandon, lib.fb_finish, lib.fb_retire,
-    (NULL,),
+    (NULL,), lib.fb_abort, lib.fb_release, _waits,
 )  # fmt: skip
 DENSE = Calls(
     "fb_dense", lib.fb_dense_destroy, lib.fb_dense_reap, lib.fb_dense_close, lib.fb_dense_abandon,
-    lib.fb_dense_finish, lib.fb_dense_retire, (NULL, 0, NULL),
+    lib.fb_dense_finish, lib.fb_dense_retire, (NULL, 0, NULL), lib.fb_dense_abort, lib.fb_dense_release,
+    _arrives,
 )  # fmt: skip
 
 
@@ -70,6 +89,46 @@ class InFlight:
         self.held = Kept()
 
 
+class Withheld:
+    """The pages of an aborted sequence, to which others may still write: no sequence gets them until `release`.
+
+    The cache has it too (`Cache.withheld`), so pages of one that the program forgets are not lost. It ends with the
+    cache: the memory stays with the device until that ends.
+    """
+
+    def __init__(self, record: CacheHandle, number: int) -> None:
+        self._record, self._number = record, number
+
+    def release(self) -> int:
+        """Releases the pages, once no writer reaches them any more; idempotent. They are free at once, or, if the
+        sequence's own work has not ended, in the `reap` or `retire` after its end.
+
+        Returns:
+            How many pages are free now; 0 if they were released before.
+
+        Raises:
+            Busy: another call is inside the cache; they stay withheld.
+        """
+        record = self._record
+        if self.released:
+            return 0
+        free = ffi.new("uint32_t *")
+        status = record.calls.release(record.pointer, self._number, free)
+        # Closed: an interrupted call has released them, or this is a forked child.
+        if status != lib.FB_CLOSED:
+            check(status, record.pointer)
+        record.withheld.pop(self._number, None)
+        return int(free[0])
+
+    @property
+    def released(self) -> bool:
+        """Whether the pages were released, or their cache was closed."""
+        return self._record.withheld.get(self._number) is not self
+
+    def __repr__(self) -> str:
+        return f"<forebay.Withheld of {self._number:#x}{' released' if self.released else ''}>"
+
+
 class CacheHandle(Handle):
     """The C handle, the objects that must end before it, and the tensors that its enqueued work uses."""
 
@@ -77,9 +136,14 @@ class CacheHandle(Handle):
         super().__init__(calls.kind, calls.destroy, device, device.later)
         self.calls = calls
         self.sequences: set[int] = set()
+        # Those that were opened for a transfer. Until they have joined, others may write to their pages.
+        self.arrivals: set[int] = set()
+        # What aborts have left, by the numbers of their sequences, from before the abort.
+        self.withheld: dict[int, Withheld] = {}
         # In the order in which they were prepared.
         self.steps: dict[InFlight, None] = {}
-        # Warm-ups of joins with their sequences' numbers. The key is the ticket that ends when they have been read.
+        # Warm-ups of joins, and index keys that are placed, with their sequences' numbers, in the order of the calls.
+        # The key is the ticket that ends when they have been read.
         self.joins: dict[Ticket, tuple[int, Any]] = {}
         # Sequences and steps that the program forgot.
         self.forgotten: deque[int | InFlight] = deque()
@@ -99,12 +163,14 @@ class CacheHandle(Handle):
 
     def make_up(self) -> None:
         """Ends forgotten objects, as far as they can end now, and releases tensors that nothing reads any more."""
-        for ticket, (number, _held) in list(self.joins.items()):
+        joins = list(self.joins.items())
+        for at, (ticket, (number, _held)) in enumerate(joins):
             if ticket.outcome != "pending":
-                # A repeated join runs after the work that the device took of the refused ones. Those are removed first:
-                # an exception in between leaves the ticket, which then releases the rest.
-                for other in self.refused(number):
-                    self.joins.pop(other, None)
+                # A later call runs after the work that the device took of refused ones before it. Those are removed
+                # first: an exception in between leaves the ticket, which then releases the rest.
+                for other, (of, _held) in joins[:at]:
+                    if of == number and not other._is_made:
+                        self.joins.pop(other, None)
                 self.joins.pop(ticket, None)
         for _ in range(len(self.forgotten)):
             try:
@@ -135,13 +201,40 @@ class CacheHandle(Handle):
         return status
 
     def _end_sequence(self, number: int) -> bool:
-        """Closes a sequence; returns whether it is closed."""
+        """Ends a sequence; returns whether it has ended."""
         if number in self.sequences:
-            if self.calls.close(self.pointer, number, NULL) not in (0, lib.FB_CLOSED):
+            end = self.abort if self.is_written(number) else self.close
+            if end(number, NULL) not in (0, lib.FB_CLOSED):
                 # It is unchanged, and the device may still read its tensors.
                 return False
-            self.sequences.discard(number)
+            self.left(number)
         return True
+
+    def close(self, number: int, stream: Any) -> int:
+        """Closes a sequence and returns the status."""
+        status = int(self.calls.close(self.pointer, number, stream))
+        if status == 0:
+            # Of an abort that was refused and interrupted.
+            self.withheld.pop(number, None)
+        return status
+
+    def abort(self, number: int, stream: Any) -> int:
+        """Aborts a sequence and returns the status. What it leaves is in `withheld` from before the call."""
+        known = number in self.withheld
+        self.withheld.setdefault(number, Withheld(self, number))
+        status = int(self.calls.abort(self.pointer, number, stream))
+        if status and not known:
+            self.withheld.pop(number, None)
+        return status
+
+    def is_written(self, number: int) -> bool:
+        """Whether a transfer may still write to the pages of a sequence: it was opened for one and has not joined."""
+        return number in self.arrivals and self.calls.waits(self.pointer, number)
+
+    def left(self, number: int) -> None:
+        """Notes that a sequence has ended."""
+        self.arrivals.discard(number)
+        self.sequences.discard(number)
 
     def end_step(self, step: InFlight) -> bool:
         """Gives up a step; returns whether it has ended. A step without a number was not prepared, or is already
@@ -182,6 +275,8 @@ class CacheHandle(Handle):
         # Each of these can be repeated after an exception in between.
         self.steps.clear()
         self.joins.clear()
+        self.withheld.clear()
+        self.arrivals.clear()
         self.sequences.clear()
         self.device.leave(self)
         if alive.pop(self, self) is not self and status not in (0, lib.FB_CLOSED):
@@ -193,7 +288,11 @@ class CacheHandle(Handle):
             self.end_step(step)
         for number in tuple(self.sequences):
             if self.calls.close(self.pointer, number, NULL) != lib.FB_BUSY:
-                self.sequences.discard(number)
+                self.left(number)
+        # No sequence of this cache can get them any more, and the memory is the device's.
+        for number in tuple(self.withheld):
+            if self.calls.release(self.pointer, number, NULL) != lib.FB_BUSY:
+                self.withheld.pop(number, None)
         self.calls.reap(self.pointer, NULL, NULL)
         return int(self.calls.destroy(self.pointer))
 

@@ -14,7 +14,7 @@ from .dlpack import Placed
 from .errors import InvalidArgument, counted, error_of
 from .keep import NOT_LET_IN
 from .lifetime import SequenceBase
-from .tensors import BYTES_MAX, HOST, checked, describe, index, look, words
+from .tensors import BYTES_MAX, HOST, Place, checked, describe, index, look, words
 
 TokenKeys = Optional[Many[Union[bytes, None]]]
 BRING_UP = {"whole": lib.FB_BRING_UP_WHOLE, "nothing": lib.FB_BRING_UP_NOTHING}
@@ -36,6 +36,8 @@ class Length(NamedTuple):
     parked: bool
     # Prompt rows that every layer has. While it is parked, all its tokens are a prompt.
     filled: int
+    # Whether it is arriving (`Cache.arrive`): it has pages, and neither a lane nor slots.
+    arriving: bool = False
 
 
 class Page(NamedTuple):
@@ -89,7 +91,7 @@ class Ticket:
 
 
 class Sequence(SequenceBase):
-    """A sequence of a cache; a context manager that closes itself. `Cache.open` and `fork` make it.
+    """A sequence of a cache; a context manager that closes itself. `Cache.open`, `Cache.arrive` and `fork` make it.
 
     Attributes:
         cache: the sequence's cache.
@@ -98,8 +100,8 @@ class Sequence(SequenceBase):
 
     cache: _cache.Cache
 
-    def __init__(self, cache: _cache.Cache, number: int, shared: int = 0) -> None:
-        super().__init__(cache, number)
+    def __init__(self, cache: _cache.Cache, number: int, shared: int = 0, arrives: bool = False) -> None:
+        super().__init__(cache, number, arrives)
         self.shared = int(shared)
 
     def append(self, layer: int, rows: Tensor) -> None:
@@ -113,20 +115,9 @@ class Sequence(SequenceBase):
         Raises:
             InvalidArgument, OutOfRange, InvalidState (the sequence has joined), Closed: nothing is written.
         """
-        found = self._rows(rows)
+        found = _packed(rows, "rows", self.cache.info.row_bytes, HOST)
         address, which = ffi.cast("void *", found.address), index(layer, "layer")
         check(lib.fb_append(self._pointer, self._number, which, address, found.shape[0]), self._pointer)
-
-    def _rows(self, rows: Tensor) -> Placed:
-        found = look(rows, "rows")
-        wanted = self.cache.info.row_bytes
-        count = found.bits // 8
-        for extent in found.shape[1:]:
-            count *= extent
-        if len(found.shape) < 2 or count != wanted:
-            given = f"{describe(found.dtype, found.shape)}, rows of {counted(count, 'byte')}"
-            raise InvalidArgument("rows", given, f"[count, ...] with rows of {wanted} bytes")
-        return checked(rows, "rows", None, found.shape, HOST, False)
 
     def append_in_place(self, count: int) -> None:
         """Declares that `count` prompt rows of every layer are already in the total pool, or that their bytes are not
@@ -138,6 +129,60 @@ class Sequence(SequenceBase):
             InvalidArgument, Closed.
         """
         check(lib.fb_append_in_place(self._pointer, self._number, index(count, "count")), self._pointer)
+
+    def append_layer_in_place(self, layer: int, count: int) -> None:
+        """Declares that `count` more prompt rows of one layer are already in the total pool, as `append_in_place` does
+        for every layer: for a transfer that brings a sequence layer by layer.
+
+        Raises:
+            OutOfRange: no such layer, or rows beyond the prompt.
+            InvalidState: the sequence has joined.
+            InvalidArgument, Closed.
+        """
+        which, rows = index(layer, "layer"), index(count, "count")
+        check(lib.fb_append_layer_in_place(self._pointer, self._number, which, rows), self._pointer)
+
+    def place_index_keys(self, layer: int, first: int, keys: Tensor, stream: Any = None) -> Ticket:
+        """Copies index keys of a layer to the pages of a sequence that arrives, or that arrived and is parked. The join
+        waits for the copy. Keys in place may be placed again, but not those of tokens that the sequence shares or had
+        when it was parked.
+
+        Args:
+            layer: a layer with index keys of its own.
+            first: the first token; not beyond the keys that are in place.
+            keys: `[count, ...]` of any dtype, on the device, C-contiguous: each has as many bytes as an index key. The
+                last page may be given whole. The cache keeps it alive until the ticket has ended; do not change it
+                before.
+            stream: see the device. It must be ordered after the work that writes `keys`.
+
+        Raises:
+            InvalidState: the sequence did not arrive, or has joined and is not parked.
+            OutOfRange: no such layer, keys beyond the last page of the prompt, or another `first`.
+            DeviceFailed: an earlier copy failed; or the device refuses this one half-way, then the keys from `first` on
+                count no more: place them again.
+            InvalidArgument, Closed.
+        """
+        on, which, begin = self.cache.device.stream_of(stream), index(layer, "layer"), index(first, "first")
+        self.cache._record.make_up()
+        width = self.cache.info.index_key_bytes
+        found = _packed(keys, "keys", width, self.cache.device.place)
+        address, size = ffi.cast("void *", found.address), found.shape[0] * width
+        ticket = self._hold(keys, found)
+        status = lib.fb_place_index_keys(self._pointer, self._number, which, begin, address, size, on, ticket._made)
+        self._joined(ticket, status)
+        return ticket
+
+    def index_keys_in_place(self, layer: int, count: int) -> None:
+        """Declares that the index keys of `count` more tokens of a layer are in place (`Cache.index_keys`, `pages`): a
+        transfer or a kernel of the engine wrote them, and the stream of the join is ordered after that.
+
+        Raises:
+            OutOfRange: no such layer, or keys beyond the prompt.
+            InvalidState: as `place_index_keys`.
+            InvalidArgument, Closed.
+        """
+        which, keys = index(layer, "layer"), index(count, "count")
+        check(lib.fb_index_keys_in_place(self._pointer, self._number, which, keys), self._pointer)
 
     def extend(self, *, prompt: int, promised: int = 0) -> None:
         """Admits more tokens, before the sequence has joined or while it is parked, for prompts that arrive in chunks.
@@ -234,9 +279,59 @@ class Sequence(SequenceBase):
         self._joined(ticket, lib.fb_join(self._pointer, self._number, config, on, ticket._made))
         return ticket
 
+    def join_early(self, stream: Any = None) -> Ticket:
+        """Takes a lane and slots before the prompt is complete. Rows and index keys go on coming, and `warm_layer`
+        loads each layer that is whole, while the transfer brings later ones. Until the sequence runs it has slots that
+        no step uses: call it only if nothing else wants them.
+
+        Raises:
+            InvalidState: the sequence has joined, or is parked.
+            Exhausted: names lanes or slot blocks.
+            Busy: as `join`.
+            DeviceFailed: a copy of its index keys failed; or the device refuses the call half-way: try again.
+            InvalidArgument, Closed.
+        """
+        on = self.cache.device.stream_of(stream)
+        self.cache._record.make_up()
+        ticket = self._hold()
+        self._joined(ticket, lib.fb_join_early(self._pointer, self._number, on, ticket._made))
+        return ticket
+
+    def warm_layer(self, layer: int, stream: Any = None, *, warm_up: Tensor | None = None) -> Ticket:
+        """Loads the rows of one layer of a sequence that joined early, once the layer has all rows and all index keys.
+        The first layer of an index group comes first, and decides which rows its group has, as `join` does. After the
+        last layer the sequence may decode: `length.running`.
+
+        Args:
+            layer: the layer.
+            stream: see the device. It must be ordered after the work that writes `warm_up`.
+            warm_up: the selections of the layer's group, int32 `[steps, top_k]` on the device, as in `join`; only for a
+                layer that selects.
+
+        Raises:
+            InvalidState: the sequence did not join early, the layer is incomplete or was warmed up before, or the layer
+                that selects for it was not.
+            OutOfRange: no such layer, or selections of a layer that another one selects for.
+            DeviceFailed: work of the sequence failed; or the device refuses the call half-way: try again, with the same
+                warm-up.
+            InvalidArgument, Closed.
+        """
+        on, which = self.cache.device.stream_of(stream), index(layer, "layer")
+        self.cache._record.make_up()
+        config, selections = NULL, None
+        if warm_up is not None:
+            config, found = sized("fb_warm_up"), look(warm_up, "warm_up")
+            config.steps = found.shape[0] if len(found.shape) == 2 else 0
+            shape = (config.steps, self.cache.info.top_k)
+            selections = words(warm_up, "warm_up", shape, self.cache.device.place, False)
+            config.selections = selections
+        ticket = self._hold(warm_up, selections)
+        self._joined(ticket, lib.fb_warm_layer(self._pointer, self._number, which, config, on, ticket._made))
+        return ticket
+
     def _hold(self, *things: Any) -> Ticket:
-        """Makes the ticket of a join before the call. The ticket keeps the given tensors until it has ended, and those
-        of earlier joins that the device refused half-way.
+        """Makes the ticket of a join, or of keys that are placed, before the call. The ticket keeps the given tensors
+        until it has ended, and those of earlier calls that the device refused half-way.
         """
         ticket, record = Ticket(), self.cache._record
         if self.cache.device.later and (any(thing is not None for thing in things) or record.refused(self._number)):
@@ -417,7 +512,7 @@ class Sequence(SequenceBase):
         length = sized("fb_sequence_length")
         check(lib.fb_length(self._pointer, self._number, length), self._pointer)
         flags = bool(length.running), bool(length.parked)
-        return Length(length.committed, length.landed, length.published, *flags, length.filled)
+        return Length(length.committed, length.landed, length.published, *flags, length.filled, bool(length.arriving))
 
     def pages(self) -> list[Page]:
         """The sequence's pages, in token order: the entries of an indexer's block table (`block_table`).
@@ -468,6 +563,22 @@ class Sequence(SequenceBase):
         digest = ffi.new("uint64_t *")
         check(lib.fb_digest(self._pointer, self._number, digest), self._pointer)
         return int(digest[0])
+
+
+def _packed(rows: Tensor, name: str, width: int, place: Place) -> Placed:
+    """Rows of `width` bytes each, one after the other.
+
+    Raises:
+        InvalidArgument: the tensor is something else.
+    """
+    found = look(rows, name)
+    count = found.bits // 8
+    for extent in found.shape[1:]:
+        count *= extent
+    if len(found.shape) < 2 or count != width:
+        given = f"{describe(found.dtype, found.shape)}, rows of {counted(count, 'byte')}"
+        raise InvalidArgument(name, given, f"[count, ...] with rows of {width} bytes")
+    return checked(rows, name, None, found.shape, place, False)
 
 
 def tokens_of(tokens: Any, keys: TokenKeys) -> tuple[Any, tuple[Any, ...]]:

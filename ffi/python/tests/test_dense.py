@@ -216,7 +216,7 @@ def test_a_sequence_is_truncated_and_extended(make: MakeDense) -> None:
     loop, ids = Loop(cache), text_of(8, 128)
     one = Request(cache.open(prompt=20), ids)
     loop.step([(one, 0, 20)])
-    assert one.sequence.length == (0, 20, 0)
+    assert one.sequence.length[:3] == (0, 20, 0)
     with pytest.raises(forebay.OutOfRange):
         loop.cache.prepare([(one.sequence, 20, 5)])
     one.sequence.extend(prompt=60, promised=10)
@@ -224,7 +224,7 @@ def test_a_sequence_is_truncated_and_extended(make: MakeDense) -> None:
     loop.step([(one, 20, 40)])
     # Back into the first chunk; other text from there on.
     assert one.sequence.truncate(33).done
-    assert one.sequence.length == (33, 0, 0)
+    assert one.sequence.length[:3] == (33, 0, 0)
     one.ids, one.length = ids[:33] + text_of(9, 90), 33
     loop.step([(one, 0, 20)])
     loop.step([(one, 20, 1)])

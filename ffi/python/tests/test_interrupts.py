@@ -29,6 +29,8 @@ from test_ownership import Gate
 
 PACKAGE = str(Path(forebay.__file__).parent)
 CANARY, UNTOUCHED = 0x5A, -77
+# How many index keys are placed, and their bytes.
+KEYS, KEY = 8, 0x33
 POSITIONS = (3, 17, 30)
 # Memory of freed arrays is never released: a faulty write hits it, and not the interpreter's memory.
 _kept: list[Any] = []
@@ -103,13 +105,15 @@ class World:
         self.ground = Ground()
         self.device = forebay.HostDevice(threads=True)
         shape = forebay.Shape(layers=LAYERS, row_bytes=(ROW, 0), top_k=TOP_K, index_key_bytes=4, page_tokens=16)
-        declared: dict[str, Any] = {"lanes": 4, "max_tokens": 64, "slots": 16, "parked": 1}
+        declared: dict[str, Any] = {"lanes": 4, "max_tokens": 64, "slots": 16, "parked": 1, "arriving": 2}
         self.cache = forebay.Cache(self.device, shape, **declared, lock=False, huge_pages=False)
         self.sequence = joined(self.cache, 40, 8, bring_up="nothing")
         self.device.wait()
         self.cache.reap()
         self.slots: Any = None
         self.warm: forebay.Sequence | None = None
+        # An arriving sequence, to whose pages index keys are copied.
+        self.placed: forebay.Sequence | None = None
         self.more: list[Any] = []
 
     def hold(self) -> None:
@@ -142,6 +146,10 @@ class World:
                 found = [slab[slot // 64, slot % 64].tobytes() for slot in slots]
                 assert found == [row_of(0, p).tobytes() for p in POSITIONS], "the wrong rows were read"
 
+        if self.placed is not None:
+            page = self.placed.pages()[0].index_keys
+            placed = set(self.cache.index_keys(0)[page, :KEYS].flat)
+            assert placed in ({0}, {KEY}), "the wrong rows were read"
         if self.warm is not None and self.warm.length.running:
             assert self.warm.digest() == expected_digest(), "the wrong rows were read"
 
@@ -149,12 +157,15 @@ class World:
         """Checks that all resources are released and that the cache still works. The cache ends objects that a
         finalizer could not note."""
         self.more.clear()
-        self.warm = None
+        self.warm = self.placed = None
         for _ in range(2):
             self.device.wait()
             self.cache.reap()
+        for withheld in self.cache.withheld:
+            withheld.release()
         stats = self.cache.stats()
         if noted:
+            assert (stats.arriving, stats.withheld_pages) == (0, 0), stats
             assert (stats.sequences, stats.steps_in_flight) == (1, 0), stats
             assert not self.cache._record.steps and not self.cache._record.forgotten
         self.cache.validate()
@@ -306,8 +317,31 @@ def park(world: World) -> Callable[[], object]:
     return call
 
 
-READ_OR_WRITTEN = (layer, layer_that_is_read, layer_of_buffers, layers, resolve, join, overlap, overlap_steps)
-ALL = (*READ_OR_WRITTEN, prepare, whole_step, retire, sequences, park)
+def keys(world: World) -> Callable[[], object]:
+    sequence = world.placed = world.cache.arrive(prompt=KEYS)
+
+    def call() -> None:
+        sequence.place_index_keys(0, 0, world.ground.array((KEYS, 1), 0x01010101 * KEY))
+
+    return call
+
+
+def arrivals(world: World) -> Callable[[], object]:
+    """What is lost on the way is withheld, and the cache has it."""
+
+    def call() -> None:
+        with world.cache.arrive(prompt=8) as sequence:
+            sequence.join_early()
+        world.cache.reap()
+        world.cache.arrive(prompt=8).abort().release()
+
+    return call
+
+
+READ_OR_WRITTEN = (
+    keys, layer, layer_that_is_read, layer_of_buffers, layers, resolve, join, overlap, overlap_steps,
+)  # fmt: skip
+ALL = (*READ_OR_WRITTEN, prepare, whole_step, retire, sequences, park, arrivals)
 
 
 @pytest.fixture(autouse=True)

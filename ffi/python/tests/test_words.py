@@ -20,7 +20,7 @@ SHAPE: dict[str, Any] = {"layers": LAYERS, "row_bytes": (16, 0), "top_k": 8, "in
 CACHE: dict[str, Any] = {"lanes": 4, "max_tokens": 128, "slots": 16, "lock": False}
 SHAPE_FIELDS = tuple(field.name for field in dataclasses.fields(forebay.Shape))
 OPTIONAL = ("batch", "steps_in_flight", "micro_batches", "host_pages", "index_pages", "pool_slots", "min_budget",
-            "attention_waves", "selects_by_layer", "parked")  # fmt: skip
+            "attention_waves", "selects_by_layer", "parked", "arriving")  # fmt: skip
 
 
 # A broken rule of each field: the given value, the number as the error has it, and the rule in its words.
@@ -68,7 +68,7 @@ BY_CACHE: list[tuple[str, Any, str, str]] = [
     ("slots", "sixteen", "got 'sixteen'", "whole numbers from 1"),
 ]
 NUMBERS = ["lanes", "max_tokens", "slots", "pool_slots", "query_rows", "batch", "steps_in_flight", "micro_batches",
-           "host_pages", "index_pages", "min_budget", "attention_waves", "parked"]  # fmt: skip
+           "host_pages", "index_pages", "min_budget", "attention_waves", "parked", "arriving"]  # fmt: skip
 # Fields that are no counts: switches, the place of the memory, and a policy.
 OTHERS = {"residency_only", "huge_pages", "populate", "lock", "overcommit", "numa_node", "share"}
 

@@ -2,11 +2,13 @@
 //!
 //! The programs in `c-tests` test the same from outside; this module has the cases that need many small set-ups.
 
+mod arrive;
 mod budget;
 mod cache;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod dense;
+mod dense_arrive;
 mod dense_prefix;
 mod device;
 mod forked;
@@ -206,13 +208,13 @@ fn structs_have_no_padding() {
     for (size, words, halves) in [
         (size_of::<FbDeviceConfig>(), 3, 6),
         (size_of::<FbCacheConfig>(), 4, 32),
-        (size_of::<FbStats>(), 14, 8),
+        (size_of::<FbStats>(), 14, 10),
         (size_of::<FbInfo>(), 1, 22),
         (size_of::<FbCacheFootprint>(), 10, 0),
         (size_of::<FbOpenConfig>(), 3, 4),
         (size_of::<FbBudget>(), 3, 2),
         (size_of::<FbWarmUp>(), 3, 2),
-        (size_of::<FbSequenceLength>(), 1, 6),
+        (size_of::<FbSequenceLength>(), 1, 8),
         (size_of::<FbPage>(), 0, 2),
         (size_of::<FbTokens>(), 3, 2),
         (size_of::<FbKey>(), 2, 1),
@@ -222,11 +224,12 @@ fn structs_have_no_padding() {
         (size_of::<crate::dense_config::FbDenseGroup>(), 1, 4),
         (size_of::<crate::dense_config::FbDenseConfig>(), 1 + 4 * 3, 24),
         (size_of::<crate::dense_config::FbDenseCacheFootprint>(), 8, 0),
-        (size_of::<crate::dense::FbDenseCacheStats>(), 4, 28),
+        (size_of::<crate::dense::FbDenseCacheStats>(), 4, 30),
         (size_of::<crate::dense::FbDensePlane>(), 3, 2),
         (size_of::<crate::dense::FbDenseLayerView>(), 4, 2),
         (size_of::<crate::dense::FbDenseStepTensors>(), 12, 4),
-        (size_of::<crate::dense_sequence::FbDenseSequenceLength>(), 1, 4),
+        (size_of::<crate::dense_sequence::FbDenseSequenceLength>(), 1, 6),
+        (size_of::<crate::dense_arrive::FbDenseHostPage>(), 0, 2),
         (size_of::<crate::dense_prefix::FbDenseFound>(), 1, 2),
         (size_of::<crate::weights::FbTensor>(), 3, 2),
         (size_of::<crate::weights::FbWeightsConfig>(), 8, 12),

@@ -8,6 +8,7 @@
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 
+use super::arrive;
 use super::budget::{self, FbBudget};
 use super::cache::{self, FbCache, FbStats};
 use super::config::{self, FbCacheConfig};
@@ -25,6 +26,9 @@ const QUERY: usize = 2;
 const LANES: usize = 3;
 const TOKENS: u32 = 96;
 const ROWS_MOST: u32 = 64;
+/// Bytes of an index key, and keys that the rows' memory is good for.
+const KEY: u64 = 8;
+const KEYS_MOST: u32 = ROWS_MOST * ROW as u32 / KEY as u32;
 /// Words of a selection: one layer's, for a whole batch.
 const WORDS: usize = LANES * QUERY * TOP_K;
 
@@ -91,6 +95,10 @@ struct World {
     device: *mut FbDevice,
     cache: *mut FbCache,
     sequences: [u64; LANES + 1],
+    /// Aborted sequences whose pages were not released.
+    aborted: Vec<u64>,
+    /// Aborts, and calls that placed index keys or warmed up a layer.
+    arrived: [u64; 3],
     steps: [u64; 2],
     rows: Vec<u8>,
     selection: Vec<i32>,
@@ -108,7 +116,7 @@ impl World {
     fn new() -> World {
         let config = sized!(FbCacheConfig {
             layers: LAYERS,
-            index_key_bytes: 8,
+            index_key_bytes: KEY as u32,
             row_bytes: [ROW as u32, 0],
             page_tokens: 16,
             top_k: TOP_K as u32,
@@ -117,6 +125,7 @@ impl World {
             slots: 16,
             query_rows: QUERY as u32,
             parked: 1,
+            arriving: 2,
             min_budget: 4,
             memory: config::FB_MEMORY_SMALL_PAGES | config::FB_MEMORY_LAZY | config::FB_MEMORY_UNLOCKED,
         });
@@ -131,6 +140,8 @@ impl World {
             device,
             cache,
             sequences: [0; LANES + 1],
+            aborted: Vec::new(),
+            arrived: [0; 3],
             steps: [0; 2],
             rows: (0..ROWS_MOST as usize * ROW).map(|byte| byte as u8).collect(),
             selection: vec![-1; LAYERS as usize * WORDS],
@@ -323,13 +334,117 @@ impl World {
                 }
                 9 => sequence::fb_extend(cache, sequence, numbers.below(120), numbers.below(40)),
                 10 => sequence::fb_park(cache, sequence, numbers.below(3), stream),
-                _ => {
+                11 => {
                     let bytes = u64::from(numbers.byte() % 4) * ROW as u64;
                     sequence::fb_resume(cache, sequence, bytes, stream, null_mut())
                 }
+                12 => self.arrive(numbers),
+                13 => self.bring(sequence, numbers),
+                14 => self.warm(sequence, numbers),
+                _ => self.abort_or_release(sequence, numbers),
             }
         };
         sound(status, "on a sequence");
+    }
+
+    /// A sequence arrives, and some of its layers come. It may join early, or behind the last one.
+    fn arrive(&mut self, numbers: &mut Numbers<'_>) -> FbStatus {
+        let (config, place, how) = (self.open_config(numbers), self.open_place(numbers), numbers.byte());
+        let (cache, keys) = (self.cache, self.rows.as_ptr().cast::<c_void>());
+        let (at, to) = (null_mut::<c_void>(), null_mut());
+        // SAFETY: sizes are stated, the keys are as many as a prompt has tokens, and the place is one of this world's.
+        unsafe {
+            let status = arrive::fb_arrive(cache, &config, place);
+            if status != FbStatus::FbOk {
+                return status;
+            }
+            let (sequence, count) = (*place, config.prompt);
+            let early = how % 2 == 1 && sound(arrive::fb_join_early(cache, sequence, at, to), "early");
+            for layer in 0..LAYERS {
+                if numbers.byte().is_multiple_of(8) {
+                    return FbStatus::FbOk;
+                }
+                let bytes = u64::from(count) * KEY;
+                let rows = sequence::fb_append_layer_in_place(cache, sequence, layer, count);
+                let placed = arrive::fb_place_index_keys(cache, sequence, layer, 0, keys, bytes, at, to);
+                assert_eq!([rows, placed], [FbStatus::FbOk; 2]);
+                self.arrived[0] += 1;
+                if early {
+                    let warmed = arrive::fb_warm_layer(cache, sequence, layer, null(), at, to);
+                    assert_eq!(warmed, FbStatus::FbOk);
+                    self.arrived[1] += 1;
+                }
+            }
+            if how.is_multiple_of(4) {
+                sound(sequence::fb_join(cache, sequence, null(), at, to), "join");
+            }
+            FbStatus::FbOk
+        }
+    }
+
+    /// Rows or index keys of a layer come: of any, or of all layers and tokens.
+    fn bring(&mut self, sequence: u64, numbers: &mut Numbers<'_>) -> FbStatus {
+        let (cache, keys, all) = (self.cache, self.rows.as_ptr().cast::<c_void>(), numbers.byte());
+        let (layer, count) = (numbers.below(LAYERS), numbers.below(48));
+        let bytes = u64::from(count.min(KEYS_MOST)) * KEY;
+        // SAFETY: the keys have that many bytes, and the inline stream has passed the call when it returns.
+        unsafe {
+            match all % 4 {
+                0 => sequence::fb_append_layer_in_place(cache, sequence, layer, count),
+                1 => arrive::fb_index_keys_in_place(cache, sequence, layer, count),
+                2 => {
+                    let first = numbers.below(16);
+                    let to = (null_mut(), null_mut());
+                    let status =
+                        arrive::fb_place_index_keys(cache, sequence, layer, first, keys, bytes, to.0, to.1);
+                    self.arrived[0] += u64::from(status == FbStatus::FbOk);
+                    status
+                }
+                _ => {
+                    // Complete, so that some sequences join.
+                    for (layer, _) in (0..LAYERS).flat_map(|layer| (0..48).map(move |at| (layer, at))) {
+                        sound(sequence::fb_append_layer_in_place(cache, sequence, layer, 1), "rows in place");
+                        sound(arrive::fb_index_keys_in_place(cache, sequence, layer, 1), "keys in place");
+                    }
+                    FbStatus::FbOk
+                }
+            }
+        }
+    }
+
+    /// An early join, or the warm-up of a layer.
+    fn warm(&mut self, sequence: u64, numbers: &mut Numbers<'_>) -> FbStatus {
+        let (cache, stream, steps) = (self.cache, null_mut(), u32::from(numbers.byte()) % 4);
+        // SAFETY: the selections are a layer's of that many steps.
+        unsafe {
+            if steps == 3 {
+                return arrive::fb_join_early(cache, sequence, stream, null_mut());
+            }
+            let selections = if steps == 0 { null() } else { self.selection.as_ptr() };
+            let warm_up = sized!(FbWarmUp { selections, steps });
+            let layer = numbers.below(LAYERS);
+            let status = arrive::fb_warm_layer(cache, sequence, layer, &warm_up, stream, null_mut());
+            self.arrived[1] += u64::from(status == FbStatus::FbOk);
+            status
+        }
+    }
+
+    fn abort_or_release(&mut self, sequence: u64, numbers: &mut Numbers<'_>) -> FbStatus {
+        let place = numbers.byte() as usize;
+        // SAFETY: numbers alone.
+        unsafe {
+            if place.is_multiple_of(3) && !self.aborted.is_empty() {
+                let released = self.aborted.swap_remove(place % self.aborted.len());
+                return arrive::fb_release(self.cache, released, null_mut());
+            }
+            let status = arrive::fb_abort(self.cache, sequence, null_mut());
+            if status == FbStatus::FbOk {
+                self.arrived[2] += 1;
+                self.aborted.push(sequence);
+                self.sequences.iter_mut().filter(|own| **own == sequence).for_each(|own| *own = 0);
+            }
+            status
+        }
     }
 
     /// One call on a step.
@@ -404,7 +519,7 @@ impl World {
         match kind % 42 {
             // Bytes that were aliases: most older strings make the calls that they did.
             _ if kind >= 248 => {
-                self.on_sequence([9, 9, 10, 10, 10, 11, 11, 11][usize::from(kind - 248)], numbers)
+                self.on_sequence([9, 12, 10, 13, 12, 11, 14, 15][usize::from(kind - 248)], numbers)
             }
             0 => {
                 let config = self.open_config(numbers);
@@ -442,6 +557,10 @@ impl World {
             }
         }
         assert_eq!(self.sequences, [0; LANES + 1]);
+        for released in self.aborted.drain(..) {
+            // SAFETY: a number alone.
+            assert!(sound(unsafe { arrive::fb_release(self.cache, released, null_mut()) }, "release"));
+        }
         // SAFETY: handles alone.
         assert!(sound(unsafe { cache::fb_cache_reap(self.cache, null_mut(), null_mut()) }, "reap"));
     }
@@ -457,8 +576,9 @@ impl Drop for World {
     }
 }
 
-/// Any bytes decode to a run of calls; returns the effects on the cache.
-pub fn ffi_calls(bytes: &[u8]) -> FbStats {
+/// Any bytes decode to a run of calls; returns the effects on the cache, and index keys that were placed, layers that
+/// were warmed up, and aborts.
+pub fn ffi_calls(bytes: &[u8]) -> (FbStats, [u64; 3]) {
     let mut world = World::new();
     let start = world.gauges();
     let mut numbers = Numbers::of(bytes);
@@ -467,5 +587,5 @@ pub fn ffi_calls(bytes: &[u8]) -> FbStats {
     }
     world.end();
     assert_eq!(world.gauges(), start, "everything was given back");
-    world.stats()
+    (world.stats(), world.arrived)
 }

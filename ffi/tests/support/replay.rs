@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 
 use super::{
-    budget, cache, config, dense, dense_config, dense_prefix, dense_sequence, dense_step, device, layer,
-    prefix, sequence, status, step, ticket,
+    arrive, budget, cache, config, dense, dense_config, dense_prefix, dense_sequence, dense_step, device,
+    layer, prefix, sequence, status, step, ticket,
 };
 
 #[path = "calls.rs"]
@@ -41,12 +41,13 @@ fn bytes_of(seed: u64) -> impl FnMut() -> u8 {
 #[test]
 fn random_bytes_decode_and_share() {
     let mut byte = bytes_of(7);
-    let mut reached = [0; 6];
+    let mut reached = [0; 9];
     for _ in 0..300 {
         let bytes: Vec<u8> = (0..600).map(|_| byte()).collect();
-        let done = calls::ffi_calls(&bytes);
+        let (done, arrived) = calls::ffi_calls(&bytes);
         let shared = [done.published_pages, done.shared_tokens];
         let counts = [done.steps, done.hits, done.misses, done.resizes, shared[0], shared[1]];
+        let counts = counts.into_iter().chain(arrived);
         reached.iter_mut().zip(counts).for_each(|(all, count)| *all += count);
     }
     assert!(reached.iter().all(|count| *count > 0), "{reached:?}");

@@ -81,15 +81,13 @@ impl<F: ReceiverFabric + Socket, S: Store> Drive for Receiving<F, S> {
         if polled.is_none() {
             polled = self.own.pop_front().map(Polled::Event);
         }
-        match &polled {
-            Some(Polled::Event(event)) => self.count(event),
-            None => {
-                let (machine, mut statistics) = (&self.end.machine, self.statistics.lock());
-                statistics.moved = machine.counts();
-                statistics.reached = machine.quarantine().reached();
-                statistics.waiting = machine.quarantine().waiting();
-            }
-            _ => {}
+        let (machine, mut statistics) = (&self.end.machine, self.statistics.lock());
+        statistics.moved = machine.counts();
+        statistics.reached = machine.quarantine().reached();
+        statistics.waiting = machine.quarantine().waiting();
+        drop(statistics);
+        if let Some(Polled::Event(event)) = &polled {
+            self.count(event);
         }
         Ok(polled)
     }

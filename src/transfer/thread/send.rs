@@ -100,10 +100,9 @@ impl<F: SenderFabric + Socket> Drive for Sending<F> {
 
     fn poll(&mut self, now: Duration) -> Result<Option<Polled<Event>>> {
         let polled = self.end.poll(now)?;
-        match &polled {
-            Some(Polled::Event(event)) => self.count(event),
-            None => self.statistics.lock().told = self.end.machine.counts(),
-            _ => {}
+        self.statistics.lock().told = self.end.machine.counts();
+        if let Some(Polled::Event(event)) = &polled {
+            self.count(event);
         }
         Ok(polled)
     }

@@ -16,11 +16,11 @@ has the rules.
 
 from .cache import Cache, Plane, Stats, Tensors
 from .config import Config, Footprint
-from .sequence import Found, Length, Names, Opened, Sequence
+from .sequence import Found, HostPage, Length, Names, Opened, Sequence
 from .shape import Group, Shape
 from .step import Retired, Step
 
 __all__ = [
-    "Cache", "Config", "Footprint", "Found", "Group", "Length", "Names", "Opened", "Plane", "Retired", "Sequence",
-    "Shape", "Stats", "Step", "Tensors",
+    "Cache", "Config", "Footprint", "Found", "Group", "HostPage", "Length", "Names", "Opened", "Plane", "Retired",
+    "Sequence", "Shape", "Stats", "Step", "Tensors",
 ]  # fmt: skip

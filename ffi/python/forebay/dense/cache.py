@@ -1,7 +1,7 @@
 """The cache of a dense model on one device. One thread at a time drives it.
 
 What the program forgets is not lost, as in `forebay.cache`: the garbage collector only notes it, and the next `open`,
-`open_shared`, `prepare`, `reap`, or `extend`, `fork`, `truncate`, `park` or `resume` of a sequence ends it.
+`open_shared`, `arrive`, `prepare`, `reap`, or `extend`, `fork`, `truncate`, `park` or `resume` of a sequence ends it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import numpy as np
 
 from .._library import NULL, check, check_created, ffi, lib, new_text, sized
 from ..arrays import Tensor
-from ..device import Device
+from ..device import Device, HostMemory
 from ..errors import InvalidArgument, counted
 from ..handle import Handled
 from ..lifetime import CacheBase
 from ..record import DENSE, CacheHandle, InFlight
 from ..sequence import Ticket, TokenKeys
-from ..tensors import BYTES_MAX, index
+from ..tensors import BYTES_MAX, HOST, index
 from .config import Config
 from .sequence import Found, Names, Opened, Sequence
 from .step import Step
 
+_WAYS = {"direct": lib.FB_DENSE_DIRECT, "host": lib.FB_DENSE_HOST}
 _WORD = np.dtype(np.int32)
 _BY_GROUP = ("free_pages", "published", "unused", "saved", "free_host_pages", "parked_pages")
 
@@ -59,6 +60,10 @@ class Stats(NamedTuple):
     bytes_up: int
     # Counter: steps retired.
     steps: int
+    # Gauge: arriving sequences (`Cache.arrive`), which `sequences` counts too.
+    arriving: int = 0
+    # Gauge: pages, of the device and of the host, that are withheld after an abort (`Cache.withheld`).
+    withheld_pages: int = 0
 
 
 class Plane(NamedTuple):
@@ -210,6 +215,79 @@ class Cache(Handled, CacheBase):
                 Sequence(self, number), Found(int(found.tokens), int(found.host_tokens)), ticket
             ),
         )
+
+    def arrive(
+        self, *, prompt: int, promised: int = 0, names: Names | None = None, way: str = "direct", stream: Any = None
+    ) -> Opened:
+        """Admits a sequence whose rows a transfer brings, layer by layer: takes its pages as `open` does. It takes part
+        in steps once it has joined (`Sequence.join`). If others write to its pages on their own, `Sequence.abort` ends
+        it.
+
+        Args:
+            prompt, promised: as in `open`.
+            names: of the prompt's leading tokens. The pages that the cache has (`find_arriving`) are shared: the
+                transfer leaves out the tokens of `Opened.found`. None: none are.
+            way: "direct": the transfer writes to the device pages (`Sequence.pages`, `view`); "host": to pages of the
+                host's tier (`Sequence.store`, or `Sequence.host_pages` and `host_view`), and the cache copies each
+                layer up.
+            stream: one of copies; see the device. Work on it behind this call may write to the pages. A transfer that
+                is on no stream waits for `Opened.ticket`.
+
+        Raises:
+            Exhausted: as `open`; also names the host pages with their group.
+            InvalidState: "host" in a cache without pages on the host.
+            OutOfRange: as `open_shared`.
+            InvalidArgument, Closed, Busy. An error takes nothing; if the device refuses the call half-way, `reap` frees
+                the pages.
+        """
+        self._record.make_up()
+        if not isinstance(way, str) or way not in _WAYS:
+            raise InvalidArgument("way", repr(way), " or ".join(map(repr, _WAYS)))
+        tokens, by = (index(prompt, "prompt"), index(promised, "promised")), _WAYS[way]
+        on, ticket, found = self.device.stream_of(stream), Ticket(), sized("fb_dense_found")
+        known = None if names is None else _made(names)
+
+        def call(number: Any) -> int:
+            if known is None:
+                return int(lib.fb_dense_arrive(self._pointer, *tokens, by, on, number, ticket._made))
+            given = (*tokens, known, by, on, number, found, ticket._made)
+            return int(lib.fb_dense_arrive_shared(self._pointer, *given))
+
+        return self._opened(
+            call,
+            lambda number: Opened(
+                Sequence(self, number, True), Found(int(found.tokens), int(found.host_tokens)), ticket
+            ),
+        )
+
+    def find_arriving(self, names: Names, prompt: int) -> Found:
+        """How much of a prompt of `prompt` tokens `arrive` would find now. It may be more than `find` says: a group
+        with a sliding window needs only the pages that a query behind the prompt reads.
+
+        Raises:
+            InvalidArgument: no names, or no number of tokens.
+            Closed, Busy.
+        """
+        found, tokens = sized("fb_dense_found"), index(prompt, "prompt")
+        check(lib.fb_dense_find_arriving(self._pointer, _made(names), tokens, found), self._pointer)
+        return Found(int(found.tokens), int(found.host_tokens))
+
+    def host_view(self, layer: int, run: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The rows of a layer in the host's tier: uint8 `[host pages, page_tokens, row bytes]`, host memory on every
+        device. A transfer may write to the pages of a sequence that arrives (`Sequence.host_pages`), and to no others.
+        The view keeps the memory alive, as `view` does.
+
+        Raises:
+            InvalidState: a cache without pages on the host.
+            OutOfRange: no such layer, or a run that the layer does not have.
+            InvalidArgument, Closed, Busy.
+        """
+        found = sized("fb_dense_layer_view")
+        which = index(layer, "layer"), index(run, "run")
+        check(lib.fb_dense_host_view(self._pointer, *which, found), self._pointer)
+        tokens, row, stride = self.config.shape.page_tokens, int(found.row_bytes), int(found.stride)
+        shape, strides = (int(found.pages), tokens, row), (stride, row, 1)
+        return np.asarray(HostMemory(self.device._handle, _address(found.address), HOST, shape, strides))
 
     def save(self, limit: int, stream: Any = None) -> int:
         """Copies published pages that are not yet in the host's tier to it, the oldest first, at most `limit` bytes in

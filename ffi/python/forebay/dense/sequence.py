@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from . import cache as _cache
 from .._library import NULL, cell, check, ffi, lib, sized
+from ..arrays import Tensor
 from ..lifetime import SequenceBase
 from ..sequence import Ticket, TokenKeys, salt_of, tokens_of
-from ..tensors import index
+from ..tensors import BYTES_MAX, HOST, checked, index, look
 
 
 class Length(NamedTuple):
@@ -20,6 +21,19 @@ class Length(NamedTuple):
     landed: int
     # Tokens of the sequence's published pages.
     published: int
+    # Whether it is arriving (`Cache.arrive`): it has pages, and takes part in no step.
+    arriving: bool = False
+    # Prompt rows that every layer has while it is arriving; otherwise `committed`.
+    filled: int = 0
+
+
+class HostPage(NamedTuple):
+    """A host page of a sequence that arrives."""
+
+    # The page has the rows of positions from `block * page_tokens` on.
+    block: int
+    # The number of the page in the host's tier (`Cache.host_view`).
+    page: int
 
 
 class Found(NamedTuple):
@@ -44,18 +58,19 @@ class Names:
 
 
 class Opened(NamedTuple):
-    """A sequence that `Cache.open_shared` has opened."""
+    """A sequence that `Cache.open_shared` or `Cache.arrive` has opened."""
 
     sequence: Sequence
     # The tokens that it has already. Its first step continues after them.
     found: Found
-    # Done when all pages have come back. Steps need no host to wait for it: they do on the device.
+    # Done when all pages have come back. Steps need no host to wait for it: they do on the device. A transfer does: of
+    # an arriving sequence it is done when nothing uses the pages any more, and only then may one write to them.
     ticket: Ticket
 
 
 class Sequence(SequenceBase):
-    """A sequence of a dense cache; a context manager that closes itself. `Cache.open`, `Cache.open_shared` and `fork`
-    make it.
+    """A sequence of a dense cache; a context manager that closes itself. `Cache.open`, `Cache.open_shared`,
+    `Cache.arrive` and `fork` make it.
 
     Attributes:
         cache: the sequence's cache.
@@ -212,7 +227,103 @@ class Sequence(SequenceBase):
         """
         length = sized("fb_dense_sequence_length")
         check(lib.fb_dense_length(self._pointer, self._number, length), self._pointer)
-        return Length(*(int(getattr(length, name)) for name in Length._fields))
+        numbers = int(length.committed), int(length.landed), int(length.published)
+        return Length(*numbers, bool(length.arriving), int(length.filled))
+
+    def store(self, layer: int, run: int, block: int, data: Tensor, *, offset: int = 0) -> None:
+        """Copies bytes of a sequence that arrives through the host to a host page: to byte `offset` of what block
+        `block` has of a run of a layer. What comes before a sliding window is dropped. `append_layer_in_place` says
+        when rows are whole.
+
+        Args:
+            layer: the layer.
+            run: 0 is K or the latent, 1 is V.
+            block: the rows of positions from `block * page_tokens` on.
+            data: of any dtype and shape, in host memory, C-contiguous.
+            offset: with rows one after the other, token `t` of the block begins at `t` times the row's bytes.
+
+        Raises:
+            InvalidState: it does not arrive through the host, or the layer has all rows.
+            Busy: the ticket of the arrival is not done.
+            OutOfRange: no such layer or run, a block that is shared or behind the prompt, or bytes beyond the block.
+            DeviceFailed: the work of the arrival failed.
+            InvalidArgument, Closed. An error writes nothing.
+        """
+        found = look(data, "data")
+        found = checked(data, "data", None, found.shape, HOST, False)
+        size = found.bits // 8
+        for extent in found.shape:
+            size *= extent
+        place = index(layer, "layer"), index(run, "run"), index(block, "block"), index(offset, "offset", BYTES_MAX)
+        address = ffi.cast("void *", found.address)
+        check(lib.fb_dense_store(self._pointer, self._number, *place, address, size), self._pointer)
+
+    def append_layer_in_place(self, layer: int, count: int) -> None:
+        """Declares that `count` more rows of a layer are in place, in the order of their tokens: in the device pages
+        (`pages`) of a sequence that arrives, or in its host pages. Rows before a sliding window count too. Work on
+        streams that writes such rows need not have ended, but the stream of `join` is ordered after it.
+
+        Raises:
+            InvalidState: it is not arriving.
+            OutOfRange: no such layer, or rows beyond the prompt.
+            Busy, DeviceFailed: through the host, as `store`.
+            InvalidArgument, Closed.
+        """
+        which, rows = index(layer, "layer"), index(count, "count")
+        check(lib.fb_dense_append_layer_in_place(self._pointer, self._number, which, rows), self._pointer)
+
+    def bring_layer(self, layer: int, stream: Any = None) -> None:
+        """Brings a layer that has all rows up, from the host pages of a sequence that arrives through them. Layers may
+        go up in any order, and `join` brings those that are left.
+
+        Args:
+            layer: the layer.
+            stream: one of copies; see the device.
+
+        Raises:
+            InvalidState: it does not arrive through the host, or the layer lacks rows or was brought before.
+            OutOfRange: no such layer.
+            DeviceFailed: an earlier copy failed; or the device refuses the call half-way: call it again.
+            InvalidArgument, Closed.
+        """
+        which, on = index(layer, "layer"), self.cache.device.stream_of(stream)
+        check(lib.fb_dense_bring_layer(self._pointer, self._number, which, on), self._pointer)
+
+    def join(self, stream: Any = None) -> Ticket:
+        """Ends the arrival of a sequence whose layers have all rows: it may take part in steps from now on, in any
+        micro-batch. They wait on the device for what still comes up. While a writer may still write to its pages, do
+        not join, but `abort`.
+
+        Args:
+            stream: see the device. If the transfer writes to device pages, it is ordered after the work on streams that
+                wrote them.
+
+        Returns:
+            A ticket that ends when all rows are there.
+
+        Raises:
+            InvalidState: it is not arriving, or a layer lacks rows.
+            DeviceFailed: the work of the arrival failed; or the device refuses the call half-way: call it again.
+            InvalidArgument, Closed.
+        """
+        self.cache._record.make_up()
+        ticket, on = Ticket(), self.cache.device.stream_of(stream)
+        check(lib.fb_dense_join(self._pointer, self._number, on, ticket._made), self._pointer)
+        return ticket
+
+    def host_pages(self, group: int = 0) -> list[HostPage]:
+        """The host pages of a sequence that arrives through them, in the order of their blocks; none for one whose
+        transfer writes to device pages. One that writes to them by itself waits for the ticket of the arrival first.
+
+        Raises:
+            OutOfRange: no such group.
+            InvalidArgument, Closed.
+        """
+        which, count = index(group, "group"), ffi.new("uint32_t *")
+        check(lib.fb_dense_host_pages(self._pointer, self._number, which, NULL, 0, count), self._pointer)
+        pages = ffi.new("fb_dense_host_page[]", max(count[0], 1))
+        check(lib.fb_dense_host_pages(self._pointer, self._number, which, pages, count[0], count), self._pointer)
+        return [HostPage(int(pages[at].block), int(pages[at].page)) for at in range(count[0])]
 
     def pages(self, group: int = 0) -> list[int]:
         """The sequence's device pages in a group, in token order: number `b` has the rows of positions from `b *
