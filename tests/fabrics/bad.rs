@@ -150,9 +150,8 @@ fn gone(way: Way) {
             pair = Pair { sender, receiver: Polled::new(receiver), at };
             pair.until("the loss of a receiver", |pair| lost(&pair.sender.happened) > before[0]);
         }
-        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+        assert!(start.elapsed() < options.lost, "{:?}", start.elapsed());
         pair.until("a successor", |pair| pair.sender.link().is_some() && pair.receiver.link().is_some());
-        assert!(start.elapsed() < Duration::from_secs(2));
     }
     pair.is_served();
     // A receiver that is removed is not connected again.

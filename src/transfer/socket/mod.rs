@@ -11,7 +11,8 @@
 //! nothing of what waits for it for as long. The event says why, and [`Socket::failure`] why one did not open.
 //!
 //! **Calls.** No call waits but [`Socket::wait`]. A [`thread`](crate::transfer::thread) polls until it gives none, and
-//! then waits for [`Socket::descriptors`] for at most [`Socket::due`]. An end that is not polled for the other end's [`Options::lost`] is lost to it.
+//! then waits for [`Socket::descriptors`] for at most [`Socket::due`]. An end that is not polled for the other end's
+//! [`Options::lost`] is lost to it.
 //!
 //! **Bounds.** A connection that is not open keeps at most one short record, and there are at most
 //! [`Options::unopened`] of them, for at most [`Options::opening`]. An open one keeps at most one frame with
