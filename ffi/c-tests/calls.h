@@ -37,6 +37,10 @@ typedef union {
     fb_dense_step_tensors dense_tensors;
     fb_dense_sequence_length dense_length;
     fb_dense_found dense_found;
+    fb_transfer_event transfer_event;
+    fb_sent sent;
+    fb_lag lag;
+    fb_received received;
 } answers;
 
 /* One handle of each kind, and the arguments of calls. */
@@ -56,6 +60,8 @@ typedef struct {
     fb_replication *replication;
     fb_dense *dense;
     fb_dense_names *names;
+    fb_sender *sender;
+    fb_receiver *receiver;
     uint64_t dense_sequence;
     fb_step dense_step;
     uint64_t sequence;
@@ -71,7 +77,7 @@ typedef struct {
 static const char CALLS_TRACE[] = "calls.topk", CALLS_REQUESTS[] = "calls.jsonl", CALLS_NEW[] = "calls.new";
 
 typedef enum { NO_HANDLE, DEVICE, CACHE, TICKET, CHOOSER, TRACE, REQUESTS, SELECTIONS,
-               WEIGHTS, LINKS, UPDATE, REPLICATION, DENSE, NAMES, CAPTURED, KINDS } kind;
+               WEIGHTS, LINKS, UPDATE, REPLICATION, DENSE, NAMES, SENDER, RECEIVER, CAPTURED, KINDS } kind;
 
 typedef struct {
     const char *name;
@@ -503,6 +509,7 @@ TRY(weights_reroute) { return UNUSED, fb_weights_reroute(handle); }
 
 #include "calls_arrive.h"
 #include "calls_dense.h"
+#include "calls_transfer.h"
 
 #define CALL(name, on, pointers) \
     { "fb_" #name, on, pointers, try_##name }
@@ -573,13 +580,24 @@ static const call CALLS[] = {
     CALL(dense_find, DENSE, 2), CALL(dense_open_shared, DENSE, 3), CALL(dense_publish, DENSE, 2),
     CALL(dense_save, DENSE, 1), CALL(dense_prepare, DENSE, 2), CALL(dense_finish, DENSE, 0),
     CALL(dense_arrived, DENSE, 0), CALL(dense_abandon, DENSE, 0), CALL(dense_retire, DENSE, 2),
+    CALL(transfer_plan, NO_HANDLE, 3), CALL(sender_create, NO_HANDLE, 4), CALL(sender_memory, SENDER, 2),
+    CALL(sender_fallback, SENDER, 0), CALL(sender_add, SENDER, 1), CALL(sender_remove, SENDER, 1),
+    CALL(sender_begin, SENDER, 0), CALL(sender_computed, SENDER, 1), CALL(sender_payload, SENDER, 1),
+    CALL(sender_finish, SENDER, 0), CALL(sender_abort, SENDER, 0), CALL(sender_poll, SENDER, 1),
+    CALL(sender_descriptor, SENDER, 1), CALL(sender_stats, SENDER, 1), CALL(sender_lag, SENDER, 1),
+    CALL(sender_end, SENDER, 0), CALL(sender_destroy, SENDER, 0),
+    CALL(receiver_create, NO_HANDLE, 4), CALL(receiver_address, RECEIVER, 1),
+    CALL(receiver_grant, RECEIVER, 2), CALL(receiver_abort, RECEIVER, 0), CALL(receiver_poll, RECEIVER, 1),
+    CALL(receiver_payload, RECEIVER, 1), CALL(receiver_descriptor, RECEIVER, 1), CALL(receiver_stats, RECEIVER, 1),
+    CALL(receiver_destroy, RECEIVER, 0),
     CALL(error_text, KINDS, 0),
 };
 enum { CALL_COUNT = sizeof CALLS / sizeof CALLS[0] };
 
 static inline void *handle_of(const world *w, kind of) {
     void *handles[KINDS] = {NULL, w->device, w->cache, w->ticket, w->chooser, w->trace, w->requests, w->selections,
-                            w->weights, w->links, w->update, w->replication, w->dense, w->names, NULL};
+                            w->weights, w->links, w->update, w->replication, w->dense, w->names, w->sender, w->receiver,
+                            NULL};
     return of < KINDS ? handles[of] : NULL;
 }
 
@@ -601,98 +619,6 @@ static inline void refused(world *w, const call *made, void *handle, uint32_t nu
     CHECK(size == 0x5a5a5a5a5a5a5a5a || size <= sizeof w->out);
 }
 
-static inline void make_files(world *w) {
-    fb_trace_config config = SIZED(fb_trace_config);
-    (void)remove(CALLS_TRACE);
-    (void)remove(CALLS_REQUESTS);
-    config.layers = LAYERS;
-    config.k = 1;
-    config.first_position = 4;
-    config.decode_start = 4;
-    IS(FB_OK, fb_trace_create(CALLS_TRACE, &config, NULL, 0, &w->trace));
-    OK(w->trace, fb_trace_record(w->trace, 4, w->selection, LAYERS));
-    OK(w->trace, fb_trace_flush(w->trace));
-    IS(FB_OK, fb_selections_open(CALLS_TRACE, NULL, 0, &w->selections));
-    IS(FB_OK, fb_requests_create(CALLS_REQUESTS, 16, NULL, 0, &w->requests));
-}
-
-/* Weights of one rank that were shared, and its sessions, of which there are none. */
-static inline void share_weights(fb_device *device, fb_weights **weights, fb_links **sessions) {
-    calls_model model;
-    fb_links_config links = calls_links();
-    char text[256] = "";
-    calls_weights(&model);
-    /* Two worlds at once are two groups. */
-    static uint64_t group;
-    model.config.group = ++group;
-    IS(FB_OK, fb_weights_create(device, &model.config, text, sizeof text, weights));
-    for (uint32_t at = 0; at < 2; at++) {
-        OK(*weights, fb_weights_fill(*weights, at, CALLS_TENSOR, CALLS_BYTES, CALLS_TENSOR_BYTES, NULL));
-    }
-    OK(*weights, fb_links_meet(*weights, &links, NULL, sessions));
-    OK(*weights, fb_weights_share(*weights, *sessions, NULL, 1000));
-}
-
-/* An update that is being filled, and a change of the replicas, of which one rank has none. */
-static inline void make_weights(world *w) {
-    const uint32_t layer = 0;
-    fb_links *sessions = NULL;
-    share_weights(w->device, &w->replicated, &sessions);
-    OK(w->replicated, fb_replication_create(w->replicated, 1, NULL, 0, 1ull << 30, &w->replication));
-    OK(sessions, fb_links_destroy(sessions));
-    share_weights(w->device, &w->weights, &w->links);
-    OK(w->weights, fb_update_create(w->weights, 1, &layer, 1, 1ull << 30, &w->update));
-}
-
-/* A world with one of everything, including a joined sequence and an open step. */
-static inline void make_world(world *w) {
-    story of;
-    fb_cache_config config = declared();
-    memset(w, 0, sizeof *w);
-    w->device = device_of(FB_DEVICE_HOST);
-    w->cache = cache_of(w->device, &config);
-    open_story(w->cache, &of, 40, NULL);
-    w->sequence = of.sequence;
-    OK(w->cache, fb_truncate(w->cache, w->sequence, 40, NULL, &w->ticket));
-    memset(w->selection, 0, sizeof w->selection);
-    fb_prices prices = calls_prices(w);
-    fb_table table = {1, LAYERS, w->orders};
-    double exposed[3] = {0, 0, 0};
-    prices.exposed = exposed;
-    fb_bucket bucket = {4, 1, &table, prices};
-    fb_chooser_config chooser = SIZED(fb_chooser_config);
-    chooser.buckets = &bucket;
-    chooser.bucket_count = 1;
-    chooser.tables_max = 1;
-    IS(FB_OK, fb_chooser_create(&chooser, NULL, 0, &w->chooser));
-    make_files(w);
-    make_weights(w);
-    make_dense(w);
-    w->step = begin_step(w->cache, &of, 1, 1, NULL);
-}
-
-/* All of it still works, and can be destroyed. */
-static inline void end_world(world *w) {
-    fb_step step = w->step;
-    OK(w->cache, fb_abandon(w->cache, step));
-    OK(w->cache, fb_finish(w->cache, step, NULL));
-    IS(FB_CANCELLED, fb_retire(w->cache, &step, NULL, NULL));
-    OK(w->cache, fb_close(w->cache, w->sequence, NULL));
-    OK(w->ticket, fb_ticket_destroy(w->ticket));
-    OK(w->chooser, fb_chooser_destroy(w->chooser));
-    OK(w->trace, fb_trace_finish(w->trace, NULL));
-    OK(w->trace, fb_trace_destroy(w->trace));
-    OK(w->requests, fb_requests_destroy(w->requests));
-    OK(w->selections, fb_selections_destroy(w->selections));
-    OK(w->update, fb_update_destroy(w->update));
-    OK(w->replication, fb_replication_destroy(w->replication));
-    OK(w->replicated, fb_weights_destroy(w->replicated));
-    OK(w->links, fb_links_destroy(w->links));
-    OK(w->weights, fb_weights_destroy(w->weights));
-    end_dense(w);
-    end_all(w->device, w->cache);
-    (void)remove(CALLS_TRACE);
-    (void)remove(CALLS_REQUESTS);
-}
+#include "calls_world.h"
 
 #endif

@@ -66,6 +66,10 @@ static void fill_weights(world *w, void *with) {
     calls_weights(&the_model);
     *(fb_weights_config *)with = the_model.config;
 }
+static void fill_transfer_side(world *w, void *with) { (void)w, *(fb_transfer_side *)with = calls_side(); }
+static void fill_transfer_config(world *w, void *with) { (void)w, *(fb_transfer_config *)with = calls_end(1, NULL); }
+static void fill_send_memory(world *w, void *with) { (void)w, *(fb_send_memory *)with = calls_memory(); }
+static void fill_wanted(world *w, void *with) { (void)w, *(fb_wanted *)with = calls_wanted(); }
 static void fill_nothing(world *w, void *with) {
     (void)w;
     (void)with;
@@ -170,6 +174,43 @@ static fb_status try_sized_dense_length(world *w, void *with) {
 static fb_status try_sized_dense_found(world *w, void *with) {
     return fb_dense_find(w->dense, w->names, (fb_dense_found *)with);
 }
+static fb_status sending(const void *config, const void *side, const void *memory) {
+    fb_sender *sender = NULL;
+    fb_status status = fb_sender_create((const fb_transfer_config *)config, (const fb_transfer_side *)side,
+                                        (const fb_send_memory *)memory, NULL, 0, &sender);
+    CHECK((status == FB_OK) == (sender != NULL));
+    return status == FB_OK ? fb_sender_destroy(sender) : status;
+}
+static fb_status try_transfer_config(world *w, void *with) {
+    fb_transfer_side side = calls_side();
+    fb_send_memory memory = calls_memory();
+    (void)w;
+    return sending(with, &side, &memory);
+}
+static fb_status try_transfer_side(world *w, void *with) {
+    fb_transfer_config config = calls_end(1, NULL);
+    fb_send_memory memory = calls_memory();
+    (void)w;
+    return sending(&config, with, &memory);
+}
+static fb_status try_send_memory(world *w, void *with) {
+    fb_transfer_config config = calls_end(1, NULL);
+    fb_transfer_side side = calls_side();
+    (void)w;
+    return sending(&config, &side, with);
+}
+static fb_status try_computed(world *w, void *with) {
+    return fb_sender_computed(w->sender, (const fb_computed *)with, 1);
+}
+static fb_status try_wanted(world *w, void *with) {
+    return fb_receiver_grant(w->receiver, (const fb_wanted *)with, CALLS_PAGES, TRANSFER_PAGES);
+}
+static fb_status try_transfer_event(world *w, void *with) {
+    return fb_sender_poll(w->sender, 0, NULL, 0, (fb_transfer_event *)with);
+}
+static fb_status try_sent(world *w, void *with) { return fb_sender_stats(w->sender, (fb_sent *)with); }
+static fb_status try_lag(world *w, void *with) { return fb_sender_lag(w->sender, 0, (fb_lag *)with); }
+static fb_status try_received(world *w, void *with) { return fb_receiver_stats(w->receiver, (fb_received *)with); }
 static fb_status try_stats(world *w, void *with) { return fb_cache_stats(w->cache, (fb_stats *)with); }
 static fb_status try_info(world *w, void *with) { return fb_cache_info(w->cache, (fb_info *)with); }
 static fb_status try_sequence_length(world *w, void *with) {
@@ -203,6 +244,18 @@ static const sized STRUCTS[] = {
     {"fb_info", sizeof(fb_info), 1, 0, try_info, fill_nothing},
     {"fb_sequence_length", sizeof(fb_sequence_length), 1, offsetof(fb_sequence_length, parked), try_sequence_length,
      fill_nothing},
+    {"fb_transfer_config", sizeof(fb_transfer_config), 0, offsetof(fb_transfer_config, token), try_transfer_config,
+     fill_transfer_config},
+    {"fb_transfer_side", sizeof(fb_transfer_side), 0, offsetof(fb_transfer_side, stages), try_transfer_side,
+     fill_transfer_side},
+    {"fb_send_memory", sizeof(fb_send_memory), 0, offsetof(fb_send_memory, memory), try_send_memory, fill_send_memory},
+    {"fb_computed", sizeof(fb_computed), 0, offsetof(fb_computed, chunk_slice), try_computed, fill_nothing},
+    {"fb_wanted", sizeof(fb_wanted), 0, offsetof(fb_wanted, first), try_wanted, fill_wanted},
+    {"fb_transfer_event", sizeof(fb_transfer_event), 1, offsetof(fb_transfer_event, reserved), try_transfer_event,
+     fill_nothing},
+    {"fb_sent", sizeof(fb_sent), 1, 0, try_sent, fill_nothing},
+    {"fb_lag", sizeof(fb_lag), 1, 0, try_lag, fill_nothing},
+    {"fb_received", sizeof(fb_received), 1, 0, try_received, fill_nothing},
 };
 enum { STRUCT_COUNT = sizeof STRUCTS / sizeof STRUCTS[0] };
 

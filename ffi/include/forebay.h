@@ -70,6 +70,10 @@
  *             version         A number of the weights of a layer: 0 at the start, then those of updates.
  *             border          A place between two steps at which all ranks take a new version or new replicas, or
  *                             none does.
+ *             transfer        Rows of a prompt that go from a rank of a prefill instance, the sender, to a rank of a
+ *                             decode instance, the receiver, layer by layer while the prompt is computed.
+ *             use             The pages that a receiver has given to a request, from fb_receiver_grant until
+ *                             FB_TRANSFER_WHOLE or FB_TRANSFER_FAILED.
  * Needs       Linux 4.14 or later, where MADV_WIPEONFORK exists: without it every creation returns FB_OS_REFUSED.
  * Status      Every call that can fail returns an fb_status: FB_OK is 0, the others are the library's kinds of error.
  *             A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is FB_INTERNAL; the object
@@ -327,6 +331,63 @@
 // The work never ran, because its device has ended.
 #define FB_TICKET_CANCELLED 3
 
+// Frames and rows go over TCP: between hosts, or between processes of one that share no memory.
+#define FB_TRANSFER_TCP 1
+
+// Rows are read from shared memory, and frames go over a Unix socket: between processes of one host and user.
+#define FB_TRANSFER_SHM 2
+
+// Each rank of a stage has all tokens of its heads (tensor parallel).
+#define FB_TRANSFER_SPLIT_HEADS 0
+
+// Each rank of a stage has all heads of its tokens (sequence parallel prefill). A receiver cannot be divided so.
+#define FB_TRANSFER_SPLIT_TOKENS 1
+
+// Nothing has happened for the given time.
+#define FB_TRANSFER_NOTHING 0
+
+// A rank of the other side has said hello, on connection `link`: `instance`, `replica`, `stage` and `lane` say which.
+#define FB_TRANSFER_MET 1
+
+// Connection `link` is there.
+#define FB_TRANSFER_CONNECTED 2
+
+// Connection `link` is gone. `status` and the text say why, if this end knows it. A sender connects again by itself.
+#define FB_TRANSFER_LOST 3
+
+// A connection did not open; `status` and the text say why. A sender tries again by itself.
+#define FB_TRANSFER_UNOPENED 4
+
+// A call was refused when it was carried out, and has changed nothing. `status` and the text say why; `request` is the
+// request that the call was about, if `is_of_request` is 1.
+#define FB_TRANSFER_REFUSED 5
+
+// Sender: a receiver has given pages to `request`, and wants its tokens from `first` on.
+#define FB_TRANSFER_GRANTED 6
+
+// Sender: nothing reads the rows of `request` at `origin` any more. Their memory may be written again.
+#define FB_TRANSFER_RELEASED 7
+
+// Sender: `request` is over, and nothing reads its rows any more. `status` is FB_OK if its receivers have everything;
+// FB_CANCELLED if a side gave it up; FB_CORRUPT, FB_TIMED_OUT, FB_PEER_LOST or FB_BAD_FORMAT; FB_CLOSED if this rank
+// held its rows no longer.
+#define FB_TRANSFER_ENDED 8
+
+// Receiver: all rows of `layer` are stored.
+#define FB_TRANSFER_READY 9
+
+// Receiver: a payload has come. fb_receiver_payload reads it.
+#define FB_TRANSFER_PAYLOAD 10
+
+// Receiver: all rows and payloads of the use are there. Nothing is written to its pages any more.
+#define FB_TRANSFER_WHOLE 11
+
+// Receiver: the use will not become whole; `status` and the text say why. Nothing is written to its pages any more.
+#define FB_TRANSFER_FAILED 12
+
+// Receiver: all senders of the use know that it has ended, or are gone.
+#define FB_TRANSFER_DRAINED 13
+
 // Every rank keeps the old version, or the old replicas.
 #define FB_UPDATE_ABORTED 0
 
@@ -450,6 +511,9 @@ typedef struct fb_device fb_device;
 // The sessions of a rank with all others of its group.
 typedef struct fb_links fb_links;
 
+// A rank of a receiving instance, and its thread.
+typedef struct fb_receiver fb_receiver;
+
 // A change of the replicas.
 typedef struct fb_replication fb_replication;
 
@@ -458,6 +522,9 @@ typedef struct fb_requests fb_requests;
 
 // A selection trace in memory.
 typedef struct fb_selections fb_selections;
+
+// A rank of a sending instance, and its thread.
+typedef struct fb_sender fb_sender;
 
 // The completion of work that the library enqueued: a warm-up, a resume, index keys that are placed, the copy of a
 // fork, a truncation, the copies of fb_dense_park, the pages that fb_dense_open_shared or fb_dense_resume bring back,
@@ -1429,6 +1496,221 @@ typedef struct fb_planned {
     uint64_t host_page_table_bytes;
 } fb_planned;
 
+// Who this end is, how it meets the other ones, and its times. An optional field that is 0 gets the default that its
+// comment names.
+typedef struct fb_transfer_config {
+    // sizeof(fb_transfer_config).
+    size_t size;
+    // This rank's instance: a number that its ranks share, and that no other instance has. An instance that starts
+    // again has another one.
+    uint64_t instance;
+    // What carries frames and rows, FB_TRANSFER_TCP or FB_TRANSFER_SHM.
+    uint32_t fabric;
+    // This rank's replica, below `replicas` of the side.
+    uint32_t replica;
+    // Its stage.
+    uint32_t stage;
+    // Its place in the stage, below `width`.
+    uint32_t lane;
+    // Receivers: where it listens: an IP address and a port, such as "127.0.0.1:7000", or the path of a Unix socket.
+    // Of port 0 the system chooses the port. Senders: NULL.
+    const char *address;
+    // Optional: a secret that both sides have, of at least 16 random bytes. NULL: none; then only addresses of this
+    // host are taken. It says who opens a connection, and hides nothing: on a network use a tunnel.
+    const uint8_t *token;
+    // The bytes of `token`.
+    size_t token_bytes;
+    // Optional: after how long without another byte to send a sign of life is sent, in milliseconds. Default: 1
+    // second.
+    uint32_t alive_ms;
+    // Optional: after how long without a byte from the other end a connection is lost; more than the other end's
+    // `alive_ms`. Default: 10 seconds.
+    uint32_t lost_ms;
+    // Optional: how long an opening may take. Default: 5 seconds.
+    uint32_t opening_ms;
+    // Optional: after how long a message that was not answered is sent again, each time after twice as long. Default:
+    // 200 milliseconds.
+    uint32_t resend_ms;
+    // Optional: after how long a connection is closed on which nothing comes, although something is owed. Default: 5
+    // seconds.
+    uint32_t patience_ms;
+    // Optional: the most open connections. Default: 1024.
+    uint32_t links;
+    // Optional: the most bytes that wait to be sent on a connection, rows included; one frame with its rows may be
+    // longer. Default: 4 MiB.
+    uint32_t queue_bytes;
+    // Optional: receivers: the most bytes of rows behind a frame over TCP, above `notice_bytes` of every sender.
+    // Default: 64 MiB.
+    uint32_t rows_max;
+    // Optional: the most requests at a time. Default: 4096.
+    uint32_t requests;
+    // Optional: senders: the most bytes of rows that one notice tells, if they are more than one token's. Default: 32
+    // MiB.
+    uint32_t notice_bytes;
+    // Optional: senders: prompts of at most so many tokens are told at once when they are finished, longer ones layer
+    // by layer. Default: 256.
+    uint32_t bulk_tokens;
+    // Must be 0.
+    uint32_t reserved;
+    // Optional: senders: the most bytes of rows a second that are told for the first time. Default: no limit.
+    uint64_t bytes_per_second;
+} fb_transfer_config;
+
+// What every token has under one name in a layer: latents, rope keys, index keys, K or V.
+typedef struct fb_transfer_component {
+    // The name in UTF-8, at most 64 bytes, which both sides use.
+    const char *name;
+    // The type of the numbers in UTF-8, at most 64 bytes, which both sides call the same. Rows are never converted.
+    const char *dtype;
+    // KV heads of the model; 1 for what all heads share, such as MLA's latents and index keys.
+    uint32_t heads;
+    // Bytes of one head of a token.
+    uint32_t head_bytes;
+} fb_transfer_component;
+
+// Where a component of a layer is in the pages of a rank: head `h` of the rank's own heads of the page's token `t` is
+// at byte `offset` + `t` * `token_stride` + `h` * `head_stride` of the page.
+typedef struct fb_transfer_place {
+    // The pipeline stage that has the layer.
+    uint32_t stage;
+    // The layer's number in the model, draft layers included. A layer is in one stage.
+    uint32_t layer;
+    // The component, by its place in `components`.
+    uint32_t component;
+    // The plane, by its place among those of the stage.
+    uint32_t plane;
+    // The first byte of the page's first token.
+    uint64_t offset;
+    // Bytes from a token to the next one.
+    uint64_t token_stride;
+    // Bytes from a head to the next one.
+    uint64_t head_stride;
+} fb_transfer_place;
+
+// Where an instance keeps the rows of a request. A plane is a list of pages; a page is one number in all planes of a
+// rank. All ranks of an instance pass the same.
+typedef struct fb_transfer_side {
+    // sizeof(fb_transfer_side).
+    size_t size;
+    // What tokens have. The other side may list it in another order.
+    const struct fb_transfer_component *components;
+    // Where it is, in any order.
+    const struct fb_transfer_place *places;
+    // For each plane the bytes of a page: first the planes of stage 0.
+    const uint64_t *page_bytes;
+    // Optional: for each stage the number of its planes. NULL: there is one stage, which has all.
+    const uint32_t *stage_planes;
+    // The number of components, at most 64.
+    uint32_t component_count;
+    // The number of places, at most 16,384.
+    uint32_t place_count;
+    // The number of planes of all stages together, at most 16,384.
+    uint32_t plane_count;
+    // Tokens of a page, at most 65,536.
+    uint32_t page_tokens;
+    // Optional: pipeline stages, at most 1,024. Default: 1.
+    uint32_t stages;
+    // Optional: ranks of a stage. Default: 1.
+    uint32_t width;
+    // Optional: how they divide a request, FB_TRANSFER_SPLIT_HEADS or FB_TRANSFER_SPLIT_TOKENS. Default:
+    // FB_TRANSFER_SPLIT_HEADS.
+    uint32_t split;
+    // Optional: independent copies of all of this, each with requests of its own (data parallel attention). Default:
+    // 1.
+    uint32_t replicas;
+} fb_transfer_side;
+
+// The pages of a plane, in the engine's own memory.
+typedef struct fb_receive_plane {
+    // Page 0.
+    void *address;
+    // The bytes of all pages.
+    uint64_t bytes;
+    // Bytes from a page to the next one, at least the side's `page_bytes` of the plane.
+    uint64_t page_bytes;
+} fb_receive_plane;
+
+// A request that is wanted, and a use of pages for it.
+typedef struct fb_wanted {
+    // sizeof(fb_wanted).
+    size_t size;
+    // The number of this try at the request, as the sender has it in fb_sender_begin.
+    uint64_t request;
+    // With `request` the name of the use; above the generations of all grants before.
+    uint64_t generation;
+    // The sending instance.
+    uint64_t instance;
+    // Its replica that has the request.
+    uint32_t replica;
+    // Tokens of the prompt.
+    uint32_t tokens;
+    // Optional: the first token that is wanted: the receiver has the rows before it, and these are not written.
+    // Default: 0.
+    uint32_t first;
+    // Optional: the milliseconds after which it fails, if it is not whole by then. Default: it may take any time.
+    uint32_t within_ms;
+    // Optional: the kinds of the payloads that belong to it, each once.
+    const uint8_t *payloads;
+    // The number of kinds, at most 256.
+    uint32_t payload_count;
+    // Must be 0.
+    uint32_t reserved;
+} fb_wanted;
+
+// What has happened at an end. A field that the kind's comment does not name is 0.
+typedef struct fb_transfer_event {
+    // sizeof(fb_transfer_event), set by the caller.
+    size_t size;
+    // An FB_TRANSFER_ constant.
+    uint32_t kind;
+    // The fb_status of the event's error, FB_OK where there is none.
+    uint32_t status;
+    // The request.
+    uint64_t request;
+    // With `request` the use of pages, of the events of a receiver and of FB_TRANSFER_GRANTED.
+    uint64_t generation;
+    // FB_TRANSFER_RELEASED: where the rows are.
+    uint64_t origin;
+    // FB_TRANSFER_MET: the rank.
+    uint64_t instance;
+    // Its replica.
+    uint32_t replica;
+    // Its stage.
+    uint32_t stage;
+    // Its lane.
+    uint32_t lane;
+    // The connection's number, of FB_TRANSFER_MET, FB_TRANSFER_CONNECTED, FB_TRANSFER_LOST and FB_TRANSFER_GRANTED.
+    uint32_t link;
+    // FB_TRANSFER_READY: the layer's number in the model.
+    uint32_t layer;
+    // FB_TRANSFER_GRANTED: the first token that is wanted.
+    uint32_t first;
+    // FB_TRANSFER_PAYLOAD: its kind.
+    uint32_t payload;
+    // FB_TRANSFER_PAYLOAD: its bytes.
+    uint32_t payload_bytes;
+    // 1 if `request` names a request.
+    uint32_t is_of_request;
+    // 0.
+    uint32_t reserved;
+} fb_transfer_event;
+
+// What a receiver has seen since its creation.
+typedef struct fb_received {
+    // sizeof(fb_received), set by the caller.
+    size_t size;
+    // Uses that became whole.
+    uint64_t whole;
+    // Uses that failed or were aborted.
+    uint64_t failed;
+    // Runs of bytes that were stored.
+    uint64_t runs;
+    // Their bytes.
+    uint64_t bytes;
+    // Runs that arrived with other bytes than their digests say, or could not be read.
+    uint64_t wrong;
+} fb_received;
+
 // A copy of a tensor of a sharded layer, on a rank that does not own all of it. This struct never grows.
 typedef struct fb_replica {
     // The tensor's name in UTF-8.
@@ -1485,6 +1767,92 @@ typedef struct fb_trace_header {
     // The number of selected positions in all steps and layers together.
     uint64_t members;
 } fb_trace_header;
+
+// Where the pages of a plane are in a sender's memory.
+typedef struct fb_send_plane {
+    // Bytes from an origin to the plane's page 0.
+    uint64_t offset;
+    // Bytes from a page to the next one, at least the side's `page_bytes` of the plane.
+    uint64_t page_bytes;
+} fb_send_plane;
+
+// The memory of a sender, which the library makes. The rows of a part begin at an origin, which is a byte of it: page
+// `p` of plane `i` is at `origin` + `planes[i].offset` + `p` * `planes[i].page_bytes`.
+typedef struct fb_send_memory {
+    // sizeof(fb_send_memory).
+    size_t size;
+    // Its bytes, rounded up to whole pages of the system.
+    uint64_t bytes;
+    // The planes of this rank's stage, in the order of the side.
+    const struct fb_send_plane *planes;
+    // Their number.
+    uint32_t plane_count;
+    // Optional: FB_MEMORY_ flags without FB_MEMORY_OVERCOMMIT. Default: reserved huge pages, allocated at creation and
+    // locked. fb_sender_fallback names each of these options that the system refused.
+    uint32_t memory;
+    // Optional: 1 + the NUMA node that has the memory. Default: any.
+    uint32_t numa_node;
+    // Must be 0.
+    uint32_t reserved;
+} fb_send_memory;
+
+// Rows of one layer of a request that are computed and written.
+typedef struct fb_computed {
+    // sizeof(fb_computed), the same in all entries of an array.
+    size_t size;
+    // The request.
+    uint64_t request;
+    // Where the rows are: a byte of the sender's memory.
+    uint64_t origin;
+    // The layer's number in the model.
+    uint32_t layer;
+    // The first token.
+    uint32_t first;
+    // How many tokens.
+    uint32_t tokens;
+    // Optional: of a sender that divides requests by tokens (FB_TRANSFER_SPLIT_TOKENS), tokens of the chunk's batch
+    // that each rank has, padding included. Otherwise 0.
+    uint32_t chunk_slice;
+    // With `chunk_slice`: the chunk's first token in its request.
+    uint32_t chunk_first;
+    // With `chunk_slice`: the place of that token among the tokens of the batch.
+    uint32_t chunk_at;
+} fb_computed;
+
+// What a sender has seen since its creation.
+typedef struct fb_sent {
+    // sizeof(fb_sent), set by the caller.
+    size_t size;
+    // Requests that have ended with all rows at their receivers.
+    uint64_t done;
+    // Requests that have ended otherwise.
+    uint64_t failed;
+    // Parts whose rows are held: computed, and not yet released.
+    uint64_t held;
+    // Runs of bytes that were told, each as often as it was told.
+    uint64_t runs;
+    // Runs that were told again because they had arrived with other bytes.
+    uint64_t again;
+    // Messages that were sent again because no answer came in time.
+    uint64_t repeats;
+    // Nanoseconds of all requests that were done, from when all was computed until the receivers had it: the part of
+    // transfers that computation does not hide.
+    uint64_t exposed_ns;
+    // The longest of them.
+    uint64_t exposed_longest_ns;
+} fb_sent;
+
+// How long rows of a layer were held: from when they were computed until their memory was free again.
+typedef struct fb_lag {
+    // sizeof(fb_lag), set by the caller.
+    size_t size;
+    // Parts that were released.
+    uint64_t count;
+    // Nanoseconds of all of them.
+    uint64_t total_ns;
+    // The longest.
+    uint64_t longest_ns;
+} fb_lag;
 
 // What a step decodes.
 typedef struct fb_step_config {
@@ -3305,6 +3673,100 @@ fb_status fb_plan(const struct fb_plan_config *config,
 // Returns the sentence for a note, given its one bit, as a constant string. It is empty for a bit without a note.
 const char *fb_plan_note_text(uint32_t bit);
 
+// Creates a receiver, which listens at `address` of `config`, and the thread that drives it. `planes` are those of
+// this rank's stage, in the order of the side. They are the engine's own memory, of the host, such as the rows of a
+// cache. Rows are written there by the thread, only to pages of a use (fb_receiver_grant), and only until
+// FB_TRANSFER_WHOLE or FB_TRANSFER_FAILED has come for the use. FB_INVALID_CONFIG names a field, also for an address
+// of a network without a token; FB_BUSY where another process listens; FB_OS_REFUSED for an address, sockets or a
+// thread that cannot be.
+//
+// Requires:
+// All structs state their real sizes, and have as many entries as they say. The planes' bytes may be written until
+// fb_receiver_destroy has returned. `text` is NULL or has `text_bytes` bytes; `receiver` has room for the result.
+fb_status fb_receiver_create(const struct fb_transfer_config *config,
+                             const struct fb_transfer_side *side,
+                             const struct fb_receive_plane *planes,
+                             uint32_t plane_count,
+                             char *text,
+                             size_t text_bytes,
+                             struct fb_receiver **receiver);
+
+// Copies to `text` where the receiver listens: for port 0 with the port that the system chose. FB_OUT_OF_RANGE for an
+// address that `text_bytes` bytes do not hold.
+//
+// Requires:
+// `text` has `text_bytes` bytes.
+fb_status fb_receiver_address(const struct fb_receiver *receiver,
+                              char *text,
+                              size_t text_bytes);
+
+// Wants a request: gives its pages to it, and asks the sender's ranks for its rows. Call it when FB_TRANSFER_MET has
+// come for all of these ranks; otherwise it fails. `pages` has one page for each `page_tokens` tokens of the prompt,
+// in its order; page `pages[i]` of every plane gets the rows of these tokens. From this call on the pages are the
+// receiver's. They are the engine's again when FB_TRANSFER_WHOLE or FB_TRANSFER_FAILED has come for the use, one of
+// which always comes, or when the receiver was destroyed. A page is in one use at a time.
+//
+// FB_OUT_OF_RANGE for too few pages, and for one that a plane does not have; FB_INVALID_STATE for a use whose end was
+// not taken. Both change nothing, and no event follows. Everything else that is wrong comes out as FB_TRANSFER_FAILED.
+//
+// Requires:
+// `wanted` states its real size, and has as many payloads as it says; `pages` has `page_count` entries.
+fb_status fb_receiver_grant(const struct fb_receiver *receiver,
+                            const struct fb_wanted *wanted,
+                            const uint32_t *pages,
+                            uint32_t page_count);
+
+// Gives a use up. Its pages are the engine's again when FB_TRANSFER_FAILED or FB_TRANSFER_WHOLE has come, and not
+// before. One that has ended meanwhile is no error. Waits for nothing.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_receiver_abort(const struct fb_receiver *receiver,
+                            uint64_t request,
+                            uint64_t generation);
+
+// Takes the next event, as fb_sender_poll does.
+//
+// Requires:
+// `event` states its real size; `text` is NULL or has `text_bytes` bytes.
+fb_status fb_receiver_poll(const struct fb_receiver *receiver,
+                           uint32_t at_most_ms,
+                           char *text,
+                           size_t text_bytes,
+                           struct fb_transfer_event *event);
+
+// Copies a payload of which FB_TRANSFER_PAYLOAD has told, and drops it: `room` bytes are at least the event's
+// `payload_bytes`, which are written. FB_OUT_OF_RANGE for less room: the payload is still there. FB_CLOSED if there is
+// none, because it was read, or FB_TRANSFER_WHOLE or FB_TRANSFER_FAILED has come for the use.
+//
+// Requires:
+// `bytes` has `room` bytes.
+fb_status fb_receiver_payload(const struct fb_receiver *receiver,
+                              uint64_t request,
+                              uint64_t generation,
+                              uint32_t kind,
+                              uint8_t *bytes,
+                              size_t room);
+
+// Writes a descriptor, as fb_sender_descriptor does.
+//
+// Requires:
+// `descriptor` has room for the result.
+fb_status fb_receiver_descriptor(const struct fb_receiver *receiver, int32_t *descriptor);
+
+// Writes what the receiver has seen.
+//
+// Requires:
+// `stats` states its real size.
+fb_status fb_receiver_stats(const struct fb_receiver *receiver, struct fb_received *stats);
+
+// Ends the thread and closes all connections. No page is written any more when it has returned FB_OK. Uses that are
+// not over fail at their senders. FB_BUSY while another thread waits in fb_receiver_poll.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_receiver_destroy(struct fb_receiver *receiver);
+
 // Begins a change of the replicas: `replicas` are all that there are to be after it, in any order, and those that are
 // there and are named stay. Takes the memory of the replicas that this rank gains, and nothing else changes; steps go
 // on. All ranks begin it with the same number and replicas. `number` is above all that were begun before, also those
@@ -3612,6 +4074,153 @@ fb_status fb_selections_read(const struct fb_selections *selections,
 // Destroys the handle.
 fb_status fb_selections_destroy(struct fb_selections *selections);
 
+// Creates a sender: its memory, its end of the fabric, and the thread that drives them. It connects to no receiver
+// yet. FB_INVALID_CONFIG names a field; FB_OUT_OF_MEMORY, FB_OS_REFUSED for memory, sockets or a thread that cannot
+// be.
+//
+// Requires:
+// All structs state their real sizes, and have as many entries as they say; `text` is NULL or has `text_bytes` bytes;
+// `sender` has room for the result.
+fb_status fb_sender_create(const struct fb_transfer_config *config,
+                           const struct fb_transfer_side *side,
+                           const struct fb_send_memory *memory,
+                           char *text,
+                           size_t text_bytes,
+                           struct fb_sender **sender);
+
+// Writes where the sender's memory is, and its bytes. It is zero at first and stays there until fb_sender_destroy. The
+// engine, or a copy of a device, writes rows there before fb_sender_computed, and again only after
+// FB_TRANSFER_RELEASED of the rows' origin or FB_TRANSFER_ENDED of their request. A device that writes there may have
+// to register the memory first.
+//
+// Requires:
+// `address` and `bytes` have room for the results.
+fb_status fb_sender_memory(const struct fb_sender *sender,
+                           void **address,
+                           uint64_t *bytes);
+
+// Copies fallback number `index`, from 0, to `text`, as fb_cache_fallback does: each is an option of the memory that
+// the system refused.
+//
+// Requires:
+// `text` is NULL or has `text_bytes` bytes.
+fb_status fb_sender_fallback(const struct fb_sender *sender,
+                             size_t index,
+                             char *text,
+                             size_t text_bytes);
+
+// Connects to the receiver at `address`, an address as fb_transfer_config has it, again and again until
+// fb_sender_remove or the end. A process that does not listen yet is no error. FB_INVALID_CONFIG for a text that is no
+// address; one that the sender may not use comes out as FB_TRANSFER_REFUSED.
+//
+// Requires:
+// `address` ends with a zero.
+fb_status fb_sender_add(const struct fb_sender *sender,
+                        const char *address);
+
+// Connects to the receiver at `address` no longer. A connection to it is lost.
+//
+// Requires:
+// `address` ends with a zero.
+fb_status fb_sender_remove(const struct fb_sender *sender, const char *address);
+
+// A request of `tokens` tokens is computed here. `request` is the number of this try at it: no other try has the same,
+// here or at any receiver. It fails if it is not over within `within_ms` milliseconds; 0: it may take any time, and
+// the engine gives up by fb_sender_abort what no receiver wants. Like all calls up to fb_sender_abort it waits for
+// nothing: the sender's thread carries it out, and FB_TRANSFER_REFUSED says if it could not, as for a request that has
+// begun already. A call for a request that is over does nothing.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_sender_begin(const struct fb_sender *sender,
+                          uint64_t request,
+                          uint32_t tokens,
+                          uint32_t within_ms);
+
+// Says that `count` parts, at most 16,384, are computed and written. Call it when the copies into the memory have run,
+// not before: rows are read from now on. They stay as they are until FB_TRANSFER_RELEASED or FB_TRANSFER_ENDED.
+// FB_OUT_OF_RANGE for tokens that no request has. Waits for nothing (fb_sender_begin).
+//
+// Requires:
+// `parts` has `count` entries, each of which states its real size.
+fb_status fb_sender_computed(const struct fb_sender *sender,
+                             const struct fb_computed *parts,
+                             uint32_t count);
+
+// Adds a payload of a kind below 256, such as the first token, which reaches each receiver whole. FB_OUT_OF_RANGE for
+// a larger kind, and for bytes that no frame holds: about 64 KiB. Waits for nothing (fb_sender_begin).
+//
+// Requires:
+// `bytes` has `count` bytes.
+fb_status fb_sender_payload(const struct fb_sender *sender,
+                            uint64_t request,
+                            uint32_t kind,
+                            const uint8_t *bytes,
+                            size_t count);
+
+// Says that all of a request is computed. FB_TRANSFER_ENDED follows when its receivers have it. Waits for nothing
+// (fb_sender_begin).
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_sender_finish(const struct fb_sender *sender,
+                           uint64_t request);
+
+// Gives a request up. Its rows are free when FB_TRANSFER_ENDED has come, and not before. Waits for nothing
+// (fb_sender_begin).
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_sender_abort(const struct fb_sender *sender, uint64_t request);
+
+// Takes the next event, or FB_TRANSFER_NOTHING after `at_most_ms` milliseconds; 0 looks once and never waits. `text`
+// receives the error of an event that has one; otherwise it is empty. Other calls go on while one waits; but
+// fb_sender_destroy is then FB_BUSY. If the thread has ended by an error, that error is returned after all events, and
+// no row is read any more. An engine that takes no events is lost to receivers when 65,536 wait.
+//
+// Requires:
+// `event` states its real size; `text` is NULL or has `text_bytes` bytes.
+fb_status fb_sender_poll(const struct fb_sender *sender,
+                         uint32_t at_most_ms,
+                         char *text,
+                         size_t text_bytes,
+                         struct fb_transfer_event *event);
+
+// Writes a descriptor that is readable while there are events, for poll, epoll or asyncio. It is the sender's own:
+// only wait for it. It is closed by fb_sender_destroy.
+//
+// Requires:
+// `descriptor` has room for the result.
+fb_status fb_sender_descriptor(const struct fb_sender *sender,
+                               int32_t *descriptor);
+
+// Writes what the sender has seen.
+//
+// Requires:
+// `stats` states its real size.
+fb_status fb_sender_stats(const struct fb_sender *sender, struct fb_sent *stats);
+
+// Writes how long rows of a layer of the model were held; zeros if none were released.
+//
+// Requires:
+// `lag` states its real size.
+fb_status fb_sender_lag(const struct fb_sender *sender, uint32_t layer, struct fb_lag *lag);
+
+// Ends the thread and closes all connections; the memory stays. Requests that are not over fail at their receivers. No
+// event comes any more: from now on all calls but this one, fb_sender_memory, fb_sender_fallback and fb_sender_destroy
+// are FB_CLOSED. FB_BUSY while another thread waits in fb_sender_poll.
+//
+// Requires:
+// Nothing beyond the conventions at the top of the header.
+fb_status fb_sender_end(struct fb_sender *sender);
+
+// Ends the thread, closes all connections, and frees the memory. Requests that are not over fail at their receivers.
+// FB_BUSY while another thread waits in fb_sender_poll.
+//
+// Requires:
+// Nothing writes to the sender's memory any more.
+fb_status fb_sender_destroy(struct fb_sender *sender);
+
 // Begins a step. It enqueues, on `stream`, the wait for earlier work, the copy of the step descriptor, and the commit
 // of the accepted rows among those that the sequences' previous steps left in their landing slots. The call returns
 // FB_BUSY when every step descriptor is in use or a sequence has `steps_in_flight` steps in flight (retire a step),
@@ -3750,6 +4359,21 @@ fb_status fb_trace_finish(struct fb_trace *trace,
 // Destroys the handle. A recording that was not finished keeps all its steps, unless writing fails or a call returned
 // FB_IO before, and readers report it as unfinished.
 fb_status fb_trace_destroy(struct fb_trace *trace);
+
+// Checks that rows can go from one side to the other, and writes how many bytes `tokens` tokens take on all ranks of
+// one replica of the receiver. Both sides have to agree on the layers, and on names, types and sizes of components;
+// they may differ in pages, strides, stages, ranks and replicas. FB_INVALID_CONFIG names what is wrong in a side, or
+// differs; FB_UNSUPPORTED for a receiver that divides requests by tokens.
+//
+// Requires:
+// Both sides state their real sizes, and have as many entries as they say; `text` is NULL or has `text_bytes` bytes;
+// `bytes` has room for the result.
+fb_status fb_transfer_plan(const struct fb_transfer_side *sender,
+                           const struct fb_transfer_side *receiver,
+                           uint32_t tokens,
+                           char *text,
+                           size_t text_bytes,
+                           uint64_t *bytes);
 
 // Begins an update of `layers` to `version`: takes the memory of this rank's new parts, and nothing else changes.
 // Steps go on with the old version. All ranks begin it with the same version and layers. `version` is above all that

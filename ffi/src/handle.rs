@@ -41,8 +41,8 @@ use crate::word::{self, Refused};
 /// An object that C may hold by a handle.
 pub(crate) trait Object: Send + Sync + 'static {
     /// The number of the type, not 0: device 1, cache 2, ticket 3, weights 4, links 5, update 6, replication 7, dense
-    /// cache 8, names of a dense cache 9, chooser 10, captured 11, trace 12, requests 13, selections 14. Tests use
-    /// numbers from 200 on.
+    /// cache 8, names of a dense cache 9, chooser 10, captured 11, trace 12, requests 13, selections 14, sender 15,
+    /// receiver 16. Tests use numbers from 200 on.
     const KIND: u8;
     /// The type's C name, for error texts.
     const NAME: &'static str;

@@ -15,6 +15,7 @@
 //! | `weights`, `links`, `update` | weights that ranks share, their sessions, and new versions |
 //! | `replicas` | copies of hot ranges of such weights |
 //! | `ring` | the calls of a step that shared weights need |
+//! | `transfer`, `sender`, `receiver` | rows that go from prefill to decode instances |
 //! | `trace`, `requests`, `selections`, `plan` | recording, reading recordings, and planning |
 //! | `handle`, `word` | the table in which every call looks up its handle |
 //! | `cast` | the one file that turns a caller's pointers into references and values |
@@ -48,11 +49,13 @@ pub mod overlap;
 mod panic;
 pub mod plan;
 pub mod prefix;
+pub mod receiver;
 pub mod replicas;
 pub mod requests;
 pub mod ring;
 mod salt;
 pub mod selections;
+pub mod sender;
 pub mod sequence;
 pub mod status;
 pub mod step;
@@ -62,6 +65,7 @@ mod testing;
 mod tests;
 pub mod ticket;
 pub mod trace;
+pub mod transfer;
 pub mod update;
 pub mod weights;
 mod word;

@@ -86,6 +86,10 @@ const HEAD: &str = "\
  *             version         A number of the weights of a layer: 0 at the start, then those of updates.
  *             border          A place between two steps at which all ranks take a new version or new replicas, or
  *                             none does.
+ *             transfer        Rows of a prompt that go from a rank of a prefill instance, the sender, to a rank of a
+ *                             decode instance, the receiver, layer by layer while the prompt is computed.
+ *             use             The pages that a receiver has given to a request, from fb_receiver_grant until
+ *                             FB_TRANSFER_WHOLE or FB_TRANSFER_FAILED.
  * Needs       Linux 4.14 or later, where MADV_WIPEONFORK exists: without it every creation returns FB_OS_REFUSED.
  * Status      Every call that can fail returns an fb_status: FB_OK is 0, the others are the library's kinds of error.
  *             A NULL that is not allowed is FB_INVALID_CONFIG. A panic inside the library is FB_INTERNAL; the object

@@ -16,6 +16,8 @@ not.
 
 `forebay.dense` is the cache of models without sparse attention, whose attention reads every row.
 
+`forebay.transfer` moves a prompt's rows from a prefill instance to a decode instance, layer by layer.
+
 `forebay.flashmla` makes index tensors and block tables for attention kernels; `forebay.prometheus` is a collector.
 """
 
@@ -62,7 +64,8 @@ from .trace import Header, RequestWriter, SelectionTrace, TraceRecorder, TraceWr
 from .update import Outcome, Update
 from .weights import LayerWeights, Weights
 # Last, because it uses modules of above.
-from . import dense
+from . import dense, transfer
+from .transfer import Receiver, Sender
 
 __version__ = _version()
 __all__ = [
@@ -70,8 +73,8 @@ __all__ = [
     "Closed", "Corrupt", "CudaDevice", "CudaMemory", "Device", "DeviceFailed", "EngineCall", "Exhausted", "Footprint",
     "ForebayError", "Header", "HostDevice", "Hysteresis", "Info", "Internal", "InvalidArgument", "InvalidConfig",
     "InvalidState", "Io", "LayerCount", "LayerWeights", "Layers", "Length", "LinkEvent", "Links", "OsRefused",
-    "OutOfMemory", "OutOfRange", "Outcome", "Overflow", "Page", "PeerLost", "Planned", "Prices", "Replica",
-    "Replication", "RequestWriter", "Retired", "SelectionTrace", "Sequence", "Shape", "Share", "Stats", "Step",
-    "Stream", "Table", "Tensor", "Ticket", "TimedOut", "TraceRecorder", "TraceWriter", "Unsupported", "Update",
-    "WeightBytes", "Weights", "Withheld", "dense", "footprint", "plan",
+    "OutOfMemory", "OutOfRange", "Outcome", "Overflow", "Page", "PeerLost", "Planned", "Prices", "Receiver", "Replica",
+    "Replication", "RequestWriter", "Retired", "SelectionTrace", "Sender", "Sequence", "Shape", "Share", "Stats",
+    "Step", "Stream", "Table", "Tensor", "Ticket", "TimedOut", "TraceRecorder", "TraceWriter", "Unsupported", "Update",
+    "WeightBytes", "Weights", "Withheld", "dense", "footprint", "plan", "transfer",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ mod forked;
 mod prefix;
 mod sequence;
 mod sizes;
+mod transfer;
 mod weights;
 
 use std::ffi::{CStr, c_char, c_void};

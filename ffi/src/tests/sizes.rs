@@ -10,9 +10,12 @@ use crate::dense_sequence::*;
 use crate::links::*;
 use crate::overlap::*;
 use crate::plan::*;
+use crate::receiver::*;
 use crate::requests::*;
 use crate::selections::*;
+use crate::sender::*;
 use crate::trace::*;
+use crate::transfer::*;
 use crate::weights::*;
 
 fn required<T: Versioned>() -> (&'static str, usize, usize) {
@@ -61,6 +64,15 @@ fn the_sizes_that_callers_must_state_do_not_change() {
         (required::<FbLayerWeights>(), 52),
         (required::<FbLinksConfig>(), 16),
         (required::<FbLinksEvent>(), 24),
+        (required::<FbTransferSide>(), 56),
+        (required::<FbTransferConfig>(), 40),
+        (required::<FbTransferEvent>(), 84),
+        (required::<FbSendMemory>(), 28),
+        (required::<FbComputed>(), 36),
+        (required::<FbSent>(), 72),
+        (required::<FbLag>(), 32),
+        (required::<FbWanted>(), 40),
+        (required::<FbReceived>(), 48),
     ];
     for ((name, required, size), recorded) in found {
         assert!(required == recorded && required <= size, "{name}: {required} of {size}");
