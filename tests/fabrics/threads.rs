@@ -49,10 +49,12 @@ fn byte(request: u64, layer: u32, at: u64) -> u8 {
     (request * 89 + u64::from(layer) * 31 + at * 7 + at / 251) as u8
 }
 
+type Rows = BTreeMap<(Fence, u32), Vec<u8>>;
+
 /// Rows by use of pages and layer, and the uses that have ended.
 #[derive(Clone, Default)]
 struct Stored {
-    rows: Arc<Mutex<BTreeMap<(Fence, u32), Vec<u8>>>>,
+    rows: Arc<Mutex<Rows>>,
     known: Arc<Mutex<Vec<Fence>>>,
     ended: Arc<Mutex<Vec<Fence>>>,
     /// Each store takes so long.
