@@ -6,8 +6,9 @@
 //!
 //! A poll gives the machine what has happened at the fabric before it asks the machine what is to be done, and does
 //! that. What an engine has to know comes out of it, in the order in which it happened, before anything else is taken
-//! from the fabric. An error of one connection closes it and comes out as [`Polled::Lost`]; the fabric connects again. A
-//! connection without room is left alone until it has room: the frame that was refused is kept, one for each connection.
+//! from the fabric. An error of one connection closes it and comes out as [`Polled::Lost`]; the fabric connects again.
+//! A connection without room is left alone until it has room: the frame that was refused is kept, one for each
+//! connection.
 //!
 //! **Bounds.** A poll takes at most [`EVENTS`] events of the fabric, and at a receiver [`FRAMES`] frames, whose rows
 //! are moved meanwhile. If there may be more, it gives [`Polled::More`]: call it again, with the time that it is then.

@@ -67,8 +67,8 @@ pub fn receive(arguments: &EndArguments, tell: &mut dyn FnMut(Line) -> Result<()
     receiving.run(tell)
 }
 
-/// The receiver's pages, by plane. The transfer thread has them while a request arrives, and hands them over when it has
-/// ended.
+/// The receiver's pages, by plane. The transfer thread has them while a request arrives, and hands them over when it
+/// has ended.
 struct Pages {
     planes: Planes,
     page_bytes: [u64; 2],
