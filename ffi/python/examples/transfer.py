@@ -216,7 +216,8 @@ def sent(chosen: argparse.Namespace, arrived: Arrived, found: Sequence[Line]) ->
     chunks, processes = -(-(chosen.context - 1) // chosen.chunk), len(found)
     seconds = max(line.seconds for line in found)
     stats, again = arrived.received, sum(line.again for line in found)
-    exposed = max(line.exposed for line in found)
+    # A rank that is done earlier waits for the others, too.
+    exposed = min(line.exposed for line in found)
     return [
         f"prefill   {chosen.context - 1:,} tokens in {chunks:,} chunk{'s' if chunks > 1 else ''} by {processes} "
         f"process{'es' if processes > 1 else ''}, {seconds:.1f} s",
