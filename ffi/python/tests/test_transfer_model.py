@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,8 +150,16 @@ STAGES = pytest.mark.parametrize("stage", [1, 3])
 def running(stage: int) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A run with two prefill processes that have so many threads. It takes long if nothing ends it."""
     long = ("--random-weights", 1, "--layers", 4, "--context", 8000, "--prefill-ranks", 2)
-    program = subprocess.Popen(command(*long), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     ranks: list[int] = []
+    # A killed program leaves its folder.
+    folder = tempfile.TemporaryDirectory()
+    program = subprocess.Popen(
+        command(*long),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": folder.name},
+    )
     try:
         end = time.monotonic() + SOON
         while len(ranks) < 2 or min(map(threads, ranks)) < stage:
@@ -164,6 +173,7 @@ def running(stage: int) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
         for rank in ranks:
             if runs(rank):
                 os.kill(rank, signal.SIGKILL)
+        folder.cleanup()
 
 
 @STAGES
