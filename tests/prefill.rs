@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 
+use forebay::predict::layered::Pass;
 use forebay::predict::prefill::{Demand, Planned, Ring, plan};
 use forebay::transfer::{Part, StagingRing};
 use forebay::{Kind, Shape};
@@ -105,4 +106,131 @@ fn equal_parts_never_wait_for_the_end_of_the_ring() {
     assert!(stalls(Shape::GLM_5_2, false));
     // Where all layers have index keys, the two are the same.
     assert!(!stalls(Shape::DEEPSEEK_V3_2, false));
+}
+
+/// The ends of the computation and of the transfer, tick by tick: each stage is a worker that takes the next part when
+/// it is free, and the first one only if the ring has room. `parts` are the ticks of each part in each stage.
+fn ticked(parts: &[[u64; 4]], depth: usize, acknowledge: u64) -> [u64; 2] {
+    let (mut at, mut workers) = (vec![0; parts.len()], [None::<(usize, u64)>; 4]);
+    let (mut begun, mut stored, mut computed, mut now) = (0, Vec::new(), 0, 0);
+    loop {
+        let mut moves = true;
+        while moves {
+            moves = false;
+            for stage in 0..4 {
+                let held = begun - stored.iter().filter(|time| *time + acknowledge <= now).count();
+                let next = at.iter().position(|of| *of == stage);
+                if workers[stage].is_none() && (stage > 0 || held < depth) {
+                    workers[stage] = next.map(|part| (part, parts[part][stage]));
+                    begun += usize::from(stage == 0 && next.is_some());
+                    moves |= next.is_some();
+                }
+                if let Some((part, 0)) = workers[stage] {
+                    (workers[stage], moves) = (None, true);
+                    at[part] += 1;
+                    match stage {
+                        0 => computed = now,
+                        3 => stored.push(now),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        if stored.len() == parts.len() {
+            return [computed, now];
+        }
+        now += 1;
+        workers.iter_mut().flatten().for_each(|(_, left)| *left -= 1);
+    }
+}
+
+/// All combinations of some numbers for each place.
+fn combinations(of: &[&[u64]]) -> Vec<Vec<u64>> {
+    of.iter().fold(vec![Vec::new()], |all, more| {
+        let with = |one: &Vec<u64>| more.iter().map(|next| [&one[..], &[*next]].concat()).collect::<Vec<_>>();
+        all.iter().flat_map(with).collect()
+    })
+}
+
+/// Every time is a whole number of microseconds, so both count alike. The control has a ring without end.
+#[test]
+fn a_layered_transfer_takes_as_long_as_it_does_tick_by_tick() {
+    let numbers: [&[u64]; 8] = [&[1, 6], &[0, 2], &[1, 5], &[1, 4], &[0, 7], &[1, 2, 4], &[1, 2], &[2, 3]];
+    let mut waiting = 0;
+    for of in combinations(&numbers) {
+        let [layer, digest, link, store, acknowledge, depth, micro_batches, tokens] = of[..] else {
+            panic!()
+        };
+        let rate = |us: u64| 1e6 / us as f64;
+        let pass = Pass {
+            layers: 5,
+            tokens: tokens as u32,
+            micro_batches: micro_batches as u32,
+            token_bytes: 1,
+            layer_us: (layer * tokens) as f64,
+            stage_rate: rate(1),
+            digest_rate: (digest > 0).then(|| rate(digest)),
+            link_rate: rate(link),
+            store_rate: rate(store),
+            acknowledge_us: acknowledge as f64,
+            depth: depth as u32,
+        };
+        let found = pass.simulate().unwrap();
+        let shares: &[u64] = if micro_batches == 1 { &[tokens] } else { &[tokens.div_ceil(2), tokens / 2] };
+        let part = |tokens: &u64| [layer + 1, digest, link, store].map(|us| us * tokens);
+        let parts: Vec<[u64; 4]> = (0..5).flat_map(|_| shares.iter().map(part)).collect();
+        let [computed, stored] = ticked(&parts, depth as usize, acknowledge);
+        let ready: Vec<[u64; 4]> =
+            parts.iter().map(|[_, rest @ ..]| [0, rest[0], rest[1], rest[2]]).collect();
+        let [_, alone] = ticked(&ready, usize::MAX, 0);
+        let wanted = [computed, stored - computed, alone].map(|ticks| ticks as f64);
+        let ours = [found.compute_us, found.exposed_us, found.alone_us];
+        assert!(ours.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-6), "{pass:?}: {ours:?} {wanted:?}");
+        let moved = (link * tokens * 5) as f64;
+        assert!((found.link_load - moved / computed as f64).abs() < 1e-9);
+        assert!((found.hidden - (1.0 - wanted[1] / wanted[2]).max(0.0)).abs() < 1e-9);
+        let alone = (layer * tokens * 5) as f64;
+        assert!((found.slowed - (computed as f64 / alone - 1.0)).abs() < 1e-9);
+        let without = ticked(&parts, usize::MAX, acknowledge)[0];
+        assert!((found.wait_us - (computed - without) as f64).abs() < 1e-6, "{pass:?}");
+        waiting += usize::from(computed > without);
+    }
+    assert!(waiting > 100, "{waiting} passes wait for the ring");
+}
+
+#[test]
+fn a_pass_that_cannot_be_is_refused_by_its_field() {
+    let good = Pass {
+        layers: 2,
+        tokens: 4,
+        micro_batches: 2,
+        token_bytes: 8,
+        layer_us: 1.0,
+        stage_rate: 1.0,
+        digest_rate: Some(1.0),
+        link_rate: 1.0,
+        store_rate: 1.0,
+        acknowledge_us: 0.0,
+        depth: 1,
+    };
+    good.simulate().unwrap();
+    let wrong = [
+        (Pass { layers: 0, ..good }, "layers"),
+        (Pass { tokens: 0, ..good }, "tokens"),
+        (Pass { micro_batches: 0, ..good }, "micro-batches"),
+        (Pass { micro_batches: 5, ..good }, "more micro-batches than tokens"),
+        (Pass { token_bytes: 0, ..good }, "bytes of a token"),
+        (Pass { depth: 0, ..good }, "parts of the ring"),
+        (Pass { layers: u32::MAX, ..good }, "layers and micro-batches"),
+        (Pass { layer_us: 0.0, ..good }, "layer time"),
+        (Pass { stage_rate: f64::NAN, ..good }, "stage rate"),
+        (Pass { digest_rate: Some(0.0), ..good }, "digest rate"),
+        (Pass { link_rate: -1.0, ..good }, "link rate"),
+        (Pass { store_rate: f64::INFINITY, ..good }, "store rate"),
+        (Pass { acknowledge_us: -1.0, ..good }, "acknowledgement"),
+    ];
+    for (pass, field) in wrong {
+        let error = pass.simulate().unwrap_err();
+        assert_eq!((error.kind(), error.place()), (Kind::InvalidConfig, field), "{error}");
+    }
 }

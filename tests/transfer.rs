@@ -41,6 +41,8 @@ mod side_bytes;
 mod staging;
 #[path = "support/transfer_ops.rs"]
 mod transfer_ops;
+#[path = "transfer/unchecked.rs"]
+mod unchecked;
 #[path = "transfer/wire.rs"]
 mod wire;
 #[path = "transfer/world/mod.rs"]

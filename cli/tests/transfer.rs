@@ -82,6 +82,22 @@ fn is_done((status, entry): &(i32, Value)) {
     assert_eq!(entry["runs"], LAYERS * TOKENS.div_ceil(64) * 2, "{entry}");
 }
 
+/// Without digests a wrong byte comes through, and only the comparison finds it; with them it is told again.
+#[test]
+fn without_digests_rows_arrive_and_wrong_ones_do_too() {
+    for fabric in ["shm", "tcp"] {
+        let with = ["--fabric", fabric, "--fault", "flip:1"];
+        let without = [&with[..], &["--no-digests"]].concat();
+        let done = demo(&format!("without-{fabric}"), &["--fabric", fabric, "--no-digests"]);
+        is_done(&done);
+        assert_eq!(done.1["digests"], false);
+        has_failed(&demo(&format!("wrong-{fabric}"), &without), "wrong bytes");
+        let repaired = demo(&format!("repaired-{fabric}"), &with);
+        is_done(&repaired);
+        assert_eq!((&repaired.1["digests"], &repaired.1["resent"]), (&true.into(), &1.into()));
+    }
+}
+
 fn has_failed((status, entry): &(i32, Value), reason: &str) {
     let found = (*status, &entry["outcome"], &entry["reason"], &entry["verified"]);
     assert_eq!(found, (1, &"failed".into(), &reason.into(), &false.into()), "{entry}");

@@ -6,9 +6,9 @@
 //! computes what fits on a GPU, [`dense`] what of a dense model fits, [`prefill`] what a prefill instance needs,
 //! [`elastic`] what each sequence has if fewer divide its slots, [`stride`] the cost of another stride of rows on the
 //! host, [`worth`] whether offload pays, and [`weights`] how much of the GPU a model's weights take. [`pulls`] says
-//! how long a step waits for sharded weights, and [`sharded`] what sharding gives on a setup. [`kernels`] predicts
-//! the times of forebay's own kernels on a GPU. Every figure carries its [`provenance`]. [`experts`] prices other
-//! numbers of GPUs than the setup's.
+//! how long a step waits for sharded weights, and [`sharded`] what sharding gives on a setup. [`layered`] says what of
+//! a prompt's transfer its computation hides. [`kernels`] predicts the times of forebay's own kernels on a GPU. Every
+//! figure carries its [`provenance`]. [`experts`] prices other numbers of GPUs than the setup's.
 //!
 //! Every number is checked on input, and the error names its field, so every number on output is finite. Times are
 //! microseconds in files and functions, and milliseconds for whole steps.
@@ -20,6 +20,7 @@ pub mod elastic;
 pub mod experts;
 pub mod fit;
 pub mod kernels;
+pub mod layered;
 mod matrices;
 pub mod misses;
 pub mod model;

@@ -5,15 +5,16 @@
 //! poll copies rows, so an engine that must not wait for that gives the end a thread of its own.
 //!
 //! A poll gives the machine what has happened at the fabric before it asks the machine what is to be done, and does
-//! that. What an engine has to know comes out of it. An error of one connection closes it and comes out as
-//! [`Polled::Lost`]; the fabric connects again. A connection without room is left alone until it has room: the frame
-//! that was refused is kept, one for each connection.
+//! that. What an engine has to know comes out of it, in the order in which it happened, before anything else is taken
+//! from the fabric. An error of one connection closes it and comes out as [`Polled::Lost`]; the fabric connects again.
+//! A connection without room is left alone until it has room: the frame that was refused is kept, one for each
+//! connection.
 //!
 //! **Bounds.** A poll takes at most [`EVENTS`] events of the fabric, and at a receiver [`FRAMES`] frames, whose rows
 //! are moved meanwhile. If there may be more, it gives [`Polled::More`]: call it again, with the time that it is then.
-//! So an end that is flooded still keeps its deadlines, and tells the engine what has happened.
+//! So an end that is flooded still answers, keeps its deadlines, and tells the engine what has happened.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
@@ -80,6 +81,8 @@ pub struct SendingEnd<F> {
     pub machine: Sender,
     /// Its end of the fabric.
     pub fabric: F,
+    /// What the engine has to know and was not given yet.
+    polled: VecDeque<Polled<sender::Event>>,
     /// Frames that had no room, by connection.
     refused: BTreeMap<u32, Vec<u8>>,
     frame: Vec<u8>,
@@ -88,7 +91,7 @@ pub struct SendingEnd<F> {
 impl<F: SenderFabric> SendingEnd<F> {
     /// A machine without connections and its end of a fabric.
     pub const fn new(machine: Sender, fabric: F) -> SendingEnd<F> {
-        SendingEnd { machine, fabric, refused: BTreeMap::new(), frame: Vec::new() }
+        SendingEnd { machine, fabric, polled: VecDeque::new(), refused: BTreeMap::new(), frame: Vec::new() }
     }
 
     /// The next thing that the engine has to know, or none for now.
@@ -96,60 +99,58 @@ impl<F: SenderFabric> SendingEnd<F> {
     /// # Errors
     /// Those of [`Fabric::poll`](crate::transfer::fabric::Fabric::poll), and of [`Sender::poll`].
     pub fn poll(&mut self, now: Duration) -> Result<Option<Polled<sender::Event>>> {
+        if let Some(polled) = self.polled.pop_front() {
+            return Ok(Some(polled));
+        }
         let mut more = true;
         for _ in 0..EVENTS {
             let Some(happened) = self.fabric.poll(&mut self.frame)? else {
                 more = false;
                 break;
             };
-            if let Some(polled) = self.happened(happened) {
-                return Ok(Some(polled));
-            }
+            self.happened(happened);
         }
         while let Some(action) = self.machine.poll(now, &mut self.fabric, &mut self.frame)? {
-            if let Some(polled) = self.act(action) {
-                return Ok(Some(polled));
-            }
+            self.act(action);
         }
-        Ok(more.then_some(Polled::More))
+        Ok(self.polled.pop_front().or(more.then_some(Polled::More)))
     }
 
-    fn happened(&mut self, happened: Happened) -> Option<Polled<sender::Event>> {
+    /// Says something after what the machine has said.
+    fn say(&mut self, polled: Polled<sender::Event>) {
+        while let Some(event) = self.machine.event() {
+            self.polled.push_back(Polled::Event(event));
+        }
+        self.polled.push_back(polled);
+    }
+
+    fn happened(&mut self, happened: Happened) {
         match happened {
             Happened::Connected { link, far } => match self.machine.connect(link, far) {
-                Ok(()) => Some(Polled::Connected { link }),
+                Ok(()) => self.say(Polled::Connected { link }),
                 Err(error) => self.close(link, error),
             },
             Happened::Frame { link } => {
-                let taken = self.machine.frame(link, &self.frame);
-                taken.err().and_then(|error| self.close(link, error))
+                if let Err(error) = self.machine.frame(link, &self.frame) {
+                    self.close(link, error);
+                }
             }
-            Happened::Alive { link } => {
-                self.machine.alive(link);
-                None
-            }
+            Happened::Alive { link } => self.machine.alive(link),
             Happened::Room { link } => match self.refused.remove(&link) {
                 Some(frame) => self.send(link, &frame, true),
-                None => {
-                    self.machine.unblock(link);
-                    None
-                }
+                None => self.machine.unblock(link),
             },
-            Happened::Written { link, write, failed } => {
-                self.machine.written(link, write, failed);
-                None
-            }
+            Happened::Written { link, write, failed } => self.machine.written(link, write, failed),
             Happened::Lost { link } => {
-                self.refused.remove(&link);
-                self.machine.disconnect(link);
-                Some(Polled::Lost { link, why: self.fabric.why_lost(link) })
+                let why = self.fabric.why_lost(link);
+                self.lost(link, why);
             }
-            Happened::Destroyed { .. } => None,
+            Happened::Destroyed { .. } => {}
         }
     }
 
     /// Sends a frame, again if it was `refused`.
-    fn send(&mut self, link: u32, frame: &[u8], refused: bool) -> Option<Polled<sender::Event>> {
+    fn send(&mut self, link: u32, frame: &[u8], refused: bool) {
         let runs = Runs::of_frame(&self.machine, link, frame);
         match Sent::of(self.fabric.send(link, frame, &runs)) {
             Sent::Done if refused => self.machine.unblock(link),
@@ -158,18 +159,16 @@ impl<F: SenderFabric> SendingEnd<F> {
                 self.refused.insert(link, frame.to_vec());
                 self.machine.block(link);
             }
-            Sent::Broken(error) => return self.close(link, error),
+            Sent::Broken(error) => self.close(link, error),
         }
-        None
     }
 
-    fn act(&mut self, action: sender::Action) -> Option<Polled<sender::Event>> {
+    fn act(&mut self, action: sender::Action) {
         match action {
             sender::Action::Frame { link } => {
                 let frame = std::mem::take(&mut self.frame);
-                let polled = self.send(link, &frame, false);
+                self.send(link, &frame, false);
                 self.frame = frame;
-                polled
             }
             sender::Action::Write { link, write, fence, landing, rows, some } => {
                 let runs = Runs::of_write(&self.machine, link, (&rows, some.as_deref()), &landing);
@@ -181,28 +180,38 @@ impl<F: SenderFabric> SendingEnd<F> {
                     }
                     Err(_) => self.machine.written(link, write, true),
                 }
-                None
             }
             sender::Action::Close { link } => self.close(link, given_up(link)),
-            sender::Action::Event(event) => Some(Polled::Event(event)),
+            sender::Action::Event(event) => self.polled.push_back(Polled::Event(event)),
         }
     }
 
-    fn close(&mut self, link: u32, why: Error) -> Option<Polled<sender::Event>> {
+    fn close(&mut self, link: u32, why: Error) {
         self.fabric.close(link);
+        self.lost(link, Some(why));
+    }
+
+    fn lost(&mut self, link: u32, why: Option<Error>) {
         self.refused.remove(&link);
+        self.say(Polled::Lost { link, why });
         self.machine.disconnect(link);
-        Some(Polled::Lost { link, why: Some(why) })
     }
 }
 
-/// Where a receiver's checked rows go.
+/// Where a receiver's rows go.
 pub trait Store {
-    /// Stores a run's checked bytes in the receiver's own pages.
+    /// Stores a run's bytes in the receiver's own pages: checked ones, if they have a digest.
     ///
     /// # Errors
     /// Any: the request fails.
     fn store(&mut self, fence: Fence, run: &Run, bytes: &[u8]) -> Result<()>;
+
+    /// The place of a run's bytes in the receiver's own pages, if its pieces follow one another there. A run without a
+    /// digest is fetched straight to it, and counts as stored if that succeeds. By none, it goes through
+    /// [`Store::store`].
+    fn place(&mut self, _fence: Fence, _run: &Run) -> Option<&mut [u8]> {
+        None
+    }
 
     /// A use of pages has ended, whole or not: nothing is stored for it any more. A
     /// [`thread`](crate::transfer::thread) says so before the engine learns it.
@@ -216,6 +225,8 @@ pub struct ReceivingEnd<F> {
     pub machine: Receiver,
     /// Its end of the fabric.
     pub fabric: F,
+    /// What the engine has to know and was not given yet.
+    polled: VecDeque<Polled<receiver::Event>>,
     /// Frames that had no room, by connection.
     refused: BTreeMap<u32, Vec<u8>>,
     /// A lost connection of which the machine is yet to learn that nothing lands any more.
@@ -231,6 +242,13 @@ impl<F: ReceiverFabric, S: Store> Mover for Hands<'_, F, S> {
         self.0.fetch(link, fence, at, run, into)
     }
 
+    fn fetch_in_place(&mut self, link: u32, fence: Fence, at: Where, run: &Run) -> Result<bool> {
+        match self.1.place(fence, run) {
+            Some(into) => self.0.fetch(link, fence, at, run, into).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
     fn store(&mut self, fence: Fence, run: &Run, bytes: &[u8]) -> Result<()> {
         self.1.store(fence, run, bytes)
     }
@@ -239,7 +257,14 @@ impl<F: ReceiverFabric, S: Store> Mover for Hands<'_, F, S> {
 impl<F: ReceiverFabric> ReceivingEnd<F> {
     /// A machine without connections and its end of a fabric.
     pub const fn new(machine: Receiver, fabric: F) -> ReceivingEnd<F> {
-        ReceivingEnd { machine, fabric, refused: BTreeMap::new(), destroyed: None, frame: Vec::new() }
+        ReceivingEnd {
+            machine,
+            fabric,
+            polled: VecDeque::new(),
+            refused: BTreeMap::new(),
+            destroyed: None,
+            frame: Vec::new(),
+        }
     }
 
     /// The next thing that the engine has to know, or none for now. Rows are moved in the call.
@@ -247,40 +272,40 @@ impl<F: ReceiverFabric> ReceivingEnd<F> {
     /// # Errors
     /// Those of [`Fabric::poll`](crate::transfer::fabric::Fabric::poll), and [`Kind::OutOfMemory`].
     pub fn poll(&mut self, now: Duration, store: &mut impl Store) -> Result<Option<Polled<receiver::Event>>> {
+        if let Some(polled) = self.polled.pop_front() {
+            return Ok(Some(polled));
+        }
         // After an error it is said again.
         self.destroy()?;
-        let mut frames = 0;
+        let (mut frames, mut more) = (0, true);
         for _ in 0..EVENTS {
-            let Some(happened) = self.fabric.poll(&mut self.frame)? else { return self.act(now) };
+            let Some(happened) = self.fabric.poll(&mut self.frame)? else {
+                more = false;
+                break;
+            };
             frames += usize::from(matches!(happened, Happened::Frame { .. }));
-            if let Some(polled) = self.happened(happened, store)? {
-                return Ok(Some(polled));
-            }
+            self.happened(happened, store)?;
             if frames >= FRAMES {
                 break;
             }
         }
-        Ok(self.act(now)?.or(Some(Polled::More)))
+        self.act(now);
+        Ok(self.polled.pop_front().or(more.then_some(Polled::More)))
     }
 
-    /// Does what the machine wants, until the engine has to know something.
-    fn act(&mut self, now: Duration) -> Result<Option<Polled<receiver::Event>>> {
+    /// Does what the machine wants.
+    fn act(&mut self, now: Duration) {
         while let Some(action) = self.machine.poll(now, &mut self.frame) {
-            let polled = match action {
-                receiver::Action::Event(event) => Some(Polled::Event(event)),
+            match action {
+                receiver::Action::Event(event) => self.polled.push_back(Polled::Event(event)),
                 receiver::Action::Close { link } => self.close(link, given_up(link)),
                 receiver::Action::Frame { link } => {
                     let frame = std::mem::take(&mut self.frame);
-                    let polled = self.send(link, &frame, false);
+                    self.send(link, &frame, false);
                     self.frame = frame;
-                    polled
                 }
-            };
-            if polled.is_some() {
-                return Ok(polled);
             }
         }
-        Ok(None)
     }
 
     fn destroy(&mut self) -> Result<()> {
@@ -291,44 +316,47 @@ impl<F: ReceiverFabric> ReceivingEnd<F> {
         Ok(())
     }
 
-    fn happened(
-        &mut self,
-        happened: Happened,
-        store: &mut impl Store,
-    ) -> Result<Option<Polled<receiver::Event>>> {
-        Ok(match happened {
+    /// Says something after what the machine has said.
+    fn say(&mut self, polled: Polled<receiver::Event>) {
+        while let Some(event) = self.machine.event() {
+            self.polled.push_back(Polled::Event(event));
+        }
+        self.polled.push_back(polled);
+    }
+
+    fn happened(&mut self, happened: Happened, store: &mut impl Store) -> Result<()> {
+        match happened {
             Happened::Connected { link, far } => match self.machine.connect(link, far) {
-                Ok(()) => Some(Polled::Connected { link }),
+                Ok(()) => self.say(Polled::Connected { link }),
                 Err(error) => self.close(link, error),
             },
             Happened::Frame { link } => {
                 let taken = self.machine.frame(link, &self.frame, &mut Hands(&mut self.fabric, store));
-                taken.err().and_then(|error| self.close(link, error))
+                if let Err(error) = taken {
+                    self.close(link, error);
+                }
             }
-            Happened::Alive { link } => {
-                self.machine.alive(link);
-                None
+            Happened::Alive { link } => self.machine.alive(link),
+            Happened::Room { link } => {
+                if let Some(frame) = self.refused.remove(&link) {
+                    self.send(link, &frame, true);
+                }
             }
-            Happened::Room { link } => match self.refused.remove(&link) {
-                Some(frame) => self.send(link, &frame, true),
-                None => None,
-            },
             Happened::Lost { link } => {
-                self.refused.remove(&link);
-                self.machine.disconnect(link);
-                Some(Polled::Lost { link, why: self.fabric.why_lost(link) })
+                let why = self.fabric.why_lost(link);
+                self.lost(link, why);
             }
             Happened::Destroyed { link } => {
                 self.destroyed = Some(link);
                 self.destroy()?;
-                None
             }
-            Happened::Written { .. } => None,
-        })
+            Happened::Written { .. } => {}
+        }
+        Ok(())
     }
 
     /// Sends a frame, again if it was `refused`.
-    fn send(&mut self, link: u32, frame: &[u8], refused: bool) -> Option<Polled<receiver::Event>> {
+    fn send(&mut self, link: u32, frame: &[u8], refused: bool) {
         match Sent::of(self.fabric.send(link, frame)) {
             Sent::Done if refused => self.machine.unblock(link),
             Sent::Done => {}
@@ -336,15 +364,18 @@ impl<F: ReceiverFabric> ReceivingEnd<F> {
                 self.refused.insert(link, frame.to_vec());
                 self.machine.block(link);
             }
-            Sent::Broken(error) => return self.close(link, error),
+            Sent::Broken(error) => self.close(link, error),
         }
-        None
     }
 
-    fn close(&mut self, link: u32, why: Error) -> Option<Polled<receiver::Event>> {
+    fn close(&mut self, link: u32, why: Error) {
         self.fabric.close(link);
+        self.lost(link, Some(why));
+    }
+
+    fn lost(&mut self, link: u32, why: Option<Error>) {
         self.refused.remove(&link);
+        self.say(Polled::Lost { link, why });
         self.machine.disconnect(link);
-        Some(Polled::Lost { link, why: Some(why) })
     }
 }

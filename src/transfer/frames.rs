@@ -25,8 +25,8 @@
 //! | 16, 4, 8 | fence; layer; tokens |
 //! | 4, 4, 4 | chunk: its first token, that one's place in the batch, a rank's tokens; zeros without chunks |
 //! | 8 | origin |
-//! | 1, 4 | 0: digests of all its runs; 1: of some. How many |
-//! | 4 n or 8 n | digests, or for each an index and a digest |
+//! | 1, 4 | 0: digests of all its runs; 1: of some; 2: all its runs without digests; 3: some without. How many |
+//! | 4 n, 8 n, 0 or 4 n | digests, or for each an index and a digest; nothing, or indices |
 //!
 //! **Trust.** Reading a frame allocates nothing. A list is borrowed from the frame, whose bytes are there.
 
@@ -233,33 +233,40 @@ pub enum Digests<'a> {
     All(List<'a>),
     /// For some runs an index and a digest, ascending: those that are sent again.
     Some(List<'a>),
+    /// None, of all runs: how many these are.
+    Without(u32),
+    /// None, of some runs: their indices, ascending.
+    SomeWithout(List<'a>),
 }
 
 impl<'a> Digests<'a> {
-    /// Indices of runs, ascending, and their digests.
-    pub fn iter(self) -> impl Iterator<Item = (u32, u32)> + 'a {
-        let (list, indexed) = match self {
-            Digests::All(list) => (list, false),
-            Digests::Some(list) => (list, true),
-        };
-        let count = if indexed { list.len() / 2 } else { list.len() };
-        (0..count).filter_map(move |at| match indexed {
-            true => Some((list.get(2 * at)?, list.get(2 * at + 1)?)),
-            false => Some((at as u32, list.get(at)?)),
+    /// Indices of the runs, ascending, and their digests if they have them.
+    pub fn iter(self) -> impl Iterator<Item = (u32, Option<u32>)> + 'a {
+        (0..self.count()).filter_map(move |at| match self {
+            Digests::All(list) => Some((at as u32, Some(list.get(at)?))),
+            Digests::Some(list) => Some((list.get(2 * at)?, Some(list.get(2 * at + 1)?))),
+            Digests::Without(_) => Some((at as u32, None)),
+            Digests::SomeWithout(list) => Some((list.get(at)?, None)),
         })
     }
 
-    /// How many digests there are.
+    /// How many runs there are.
     pub const fn count(self) -> usize {
         match self {
-            Digests::All(list) => list.len(),
+            Digests::All(list) | Digests::SomeWithout(list) => list.len(),
             Digests::Some(list) => list.len() / 2,
+            Digests::Without(count) => count as usize,
         }
     }
 
-    /// Whether they are of all runs.
+    /// Whether these are all runs of the part.
     pub const fn are_all(self) -> bool {
-        matches!(self, Digests::All(_))
+        matches!(self, Digests::All(_) | Digests::Without(_))
+    }
+
+    /// Whether the runs have digests.
+    pub const fn are_there(self) -> bool {
+        matches!(self, Digests::All(_) | Digests::Some(_))
     }
 }
 
@@ -396,13 +403,13 @@ pub(super) fn list<'a>(bytes: &'a mut Vec<u8>, numbers: &[u32]) -> List<'a> {
     List(bytes)
 }
 
-/// Makes a notice, part by part and digest by digest.
+/// Makes a notice, part by part and run by run.
 pub(super) struct NoticeWriter<'a> {
     bytes: &'a mut Vec<u8>,
     parts: u16,
-    /// Where the count of the last part's digests is.
+    /// Where the count of the last part's runs is.
     count: usize,
-    digests: u32,
+    runs: u32,
 }
 
 impl<'a> NoticeWriter<'a> {
@@ -412,32 +419,32 @@ impl<'a> NoticeWriter<'a> {
         bytes.push(3);
         bytes.extend(number.to_le_bytes());
         bytes.extend(0_u16.to_le_bytes());
-        NoticeWriter { bytes, parts: 0, count: 0, digests: 0 }
+        NoticeWriter { bytes, parts: 0, count: 0, runs: 0 }
     }
 
-    /// Begins a part; its own digests are ignored. `some` says whether indices come with them.
-    pub fn part(&mut self, part: &Rows<'_>, some: bool) {
+    /// Begins a part; its own digests are ignored. `some` says whether the runs' indices come, `without` that their
+    /// digests do not.
+    pub fn part(&mut self, part: &Rows<'_>, some: bool, without: bool) {
         self.end_part();
         write_fence(self.bytes, part.fence);
         let Chunk { first, at, slice } = part.chunk;
         words(self.bytes, &[part.layer, part.tokens.start, part.tokens.end, first, at, slice]);
         self.bytes.extend(part.origin.to_le_bytes());
-        self.bytes.push(u8::from(some));
+        self.bytes.push(u8::from(some) + 2 * u8::from(without));
         self.count = self.bytes.len();
         words(self.bytes, &[0]);
-        (self.parts, self.digests) = (self.parts.saturating_add(1), 0);
+        (self.parts, self.runs) = (self.parts.saturating_add(1), 0);
     }
 
-    /// Adds a digest, with its run's index if the part is of some runs.
-    pub fn digest(&mut self, index: Option<u32>, digest: u32) {
-        index.into_iter().for_each(|index| words(self.bytes, &[index]));
-        words(self.bytes, &[digest]);
-        self.digests += 1;
+    /// Adds a run: its index if the part is of some runs, and its digest if they have them.
+    pub fn run(&mut self, index: Option<u32>, digest: Option<u32>) {
+        index.into_iter().chain(digest).for_each(|number| words(self.bytes, &[number]));
+        self.runs += 1;
     }
 
     fn end_part(&mut self) {
         if self.parts > 0 {
-            let count = self.digests.to_le_bytes();
+            let count = self.runs.to_le_bytes();
             self.bytes.iter_mut().skip(self.count).zip(count).for_each(|(to, from)| *to = from);
         }
     }
@@ -509,6 +516,9 @@ fn part<'a>(rest: &mut &'a [u8]) -> Option<Rows<'a>> {
     let digests = match some {
         0 => Digests::All(numbers(rest, count)?),
         1 => Digests::Some(numbers(rest, count.checked_mul(2)?)?),
+        // There are no bytes that would bound them.
+        2 if count <= RUNS_MAX => Digests::Without(count as u32),
+        3 => Digests::SomeWithout(numbers(rest, count)?),
         _ => return None,
     };
     Some(Rows { fence, layer, tokens, chunk, origin, digests })

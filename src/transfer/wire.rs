@@ -27,7 +27,7 @@ use crate::fallible::{reserve, vector};
 use crate::transfer::side::{Component, LayerPlaces, Place, Side, Split, Stage};
 
 /// The version of a side's bytes, of the runs that two sides have, of frames and of digests.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 const MARK: [u8; 8] = *b"FOREBAYT";
 const OPERATION: &str = "transfer side";

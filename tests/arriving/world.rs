@@ -212,6 +212,7 @@ const SENDING: sender::Options = sender::Options {
     bulk_tokens: 8,
     bytes_per_second: 0,
     notice_bytes: 1 << 12,
+    digests: true,
     repeats: 4,
     resend: Duration::from_millis(50),
     patience: Duration::from_secs(2),
@@ -222,6 +223,7 @@ const RECEIVING: receiver::Options = receiver::Options {
     window: 8,
     requests: 16,
     landing: 64,
+    digests: true,
     resend: Duration::from_millis(60),
     patience: Duration::from_secs(2),
 };

@@ -55,7 +55,7 @@ fn addresses_of_a_network_need_a_token_and_options_must_agree() {
     assert!(error.to_string().contains("token"), "{error}");
     SocketReceiver::bind(options(), all).unwrap();
     let far = Address::new(Way::Tcp, "192.0.2.1:7").unwrap();
-    let error = connect(Way::Tcp, Options::default(), memory(), &[far.clone()]).unwrap_err();
+    let error = connect(Way::Tcp, Options::default(), memory(), std::slice::from_ref(&far)).unwrap_err();
     assert_eq!(error.kind(), Error::InvalidConfig);
     let mut sender = SocketSender::new(Way::Tcp, Options::default(), memory()).unwrap();
     assert_eq!(sender.add(far).unwrap_err().kind(), Error::InvalidConfig);

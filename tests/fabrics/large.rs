@@ -58,14 +58,21 @@ fn memory() -> Arc<SendMemory> {
     Arc::new(memory)
 }
 
-/// Compares what it is given with what is at its place.
+/// Compares what it is given with what is at its place. Runs without digests go into `pages`, if there are any.
 #[derive(Default)]
 struct Compared {
     bytes: u64,
     wrong: Option<Run>,
+    pages: Vec<u8>,
 }
 
 impl Store for Compared {
+    fn place(&mut self, _: Fence, run: &Run) -> Option<&mut [u8]> {
+        assert_eq!(run.pieces, 1);
+        let first = (u64::from(run.to.page) * PAGE_BYTES + run.to.offset) as usize;
+        self.pages.get_mut(first..)?.get_mut(..run.bytes as usize)
+    }
+
     fn store(&mut self, _: Fence, run: &Run, bytes: &[u8]) -> Result<()> {
         for (piece, bytes) in (0..).zip(bytes.chunks_exact(run.bytes as usize)) {
             let first = u64::from(run.from.page) * PAGE_BYTES + run.from.offset + piece * run.from.stride;
@@ -95,14 +102,15 @@ struct Ranks {
 
 impl Ranks {
     /// Connected, and the receiver has granted.
-    fn new(way: Way, from: Options, to: Options) -> Ranks {
+    fn new(way: Way, from: Options, to: Options, digests: bool) -> Ranks {
         let (receiver, at) = listen(way, to, None).unwrap();
         let sender = connect(way, from, memory(), &[at]).unwrap();
         let rank = |instance| Rank { instance, replica: 0, stage: 0, lane: 0 };
         // Each layer is told when it is computed, as of long prompts.
-        let told = sender::Options { bulk_tokens: 0, ..sender::Options::default() };
+        let told = sender::Options { bulk_tokens: 0, digests, ..sender::Options::default() };
         let sends = Sender::new(side(), rank(1), told).unwrap();
-        let receives = Receiver::new(side(), rank(2), receiver::Options::default()).unwrap();
+        let receives =
+            Receiver::new(side(), rank(2), receiver::Options { digests, ..Default::default() }).unwrap();
         let mut ranks = Ranks {
             sending: SendingEnd::new(sends, sender),
             receiving: ReceivingEnd::new(receives, receiver),
@@ -171,7 +179,7 @@ fn small() -> Options {
 
 fn whole(way: Way) {
     let options = small();
-    let mut ranks = Ranks::new(way, options.clone(), options);
+    let mut ranks = Ranks::new(way, options.clone(), options, true);
     let start = Instant::now();
     ranks.compute(LAYERS);
     ranks.sending.machine.finish(1).unwrap();
@@ -180,6 +188,29 @@ fn whole(way: Way) {
     println!("{:.0} MB/s, both ends on one thread", rate);
     assert_eq!((ranks.stored.bytes, ranks.stored.wrong), (BYTES, None));
     assert!(ranks.lost.iter().all(Vec::is_empty));
+}
+
+/// Without digests rows go straight to the receiver's pages, if it says where: none is stored.
+fn in_place(way: Way) {
+    for (digests, gives) in [(false, true), (false, false), (true, true)] {
+        let options = small();
+        let mut ranks = Ranks::new(way, options.clone(), options, digests);
+        let straight = gives && !digests;
+        ranks.stored.pages = vec![0; if gives { BYTES as usize } else { 0 }];
+        ranks.compute(LAYERS);
+        ranks.sending.machine.finish(1).unwrap();
+        ranks.until("a whole request", |ranks| ranks.whole && ranks.ended == [Reason::Done]);
+        assert_eq!((ranks.stored.bytes, ranks.stored.wrong), (if straight { 0 } else { BYTES }, None));
+        let words = ranks.stored.pages.chunks_exact(8).zip((0..BYTES).step_by(8));
+        let same = words.filter(|(own, place)| **own == expected(*place).to_le_bytes()).count() as u64;
+        assert_eq!(same, if straight { BYTES / 8 } else { 0 });
+    }
+}
+
+#[test]
+fn rows_without_digests_are_fetched_into_their_place() {
+    in_place(Way::Shm);
+    in_place(Way::Tcp);
 }
 
 #[test]
@@ -191,7 +222,7 @@ fn rows_of_megabytes_come_whole_through_queues_that_are_smaller() {
 /// Either end aborts while rows are on their way. `aborts` has the time that it takes.
 fn aborts(way: Way, by_sender: bool) {
     let options = small();
-    let mut ranks = Ranks::new(way, options.clone(), options);
+    let mut ranks = Ranks::new(way, options.clone(), options, true);
     ranks.compute(1);
     // The first layer's rows are under way.
     ranks.sending.poll(ranks.start.elapsed()).unwrap();
@@ -220,14 +251,14 @@ fn an_abort_of_either_end_ends_the_request_at_both() {
 #[test]
 fn more_rows_than_a_frame_may_carry_lose_the_connection_with_the_reason() {
     let few = Options { rows_max: 1 << 20, ..options() };
-    let mut ranks = Ranks::new(Way::Tcp, few.clone(), few.clone());
+    let mut ranks = Ranks::new(Way::Tcp, few.clone(), few.clone(), true);
     ranks.compute(LAYERS);
     ranks.until("the loss", |ranks| !ranks.lost[0].is_empty());
     let why = ranks.lost[0][0].clone().unwrap();
     assert_eq!((why.kind(), why.number("rows_max")), (Error::OutOfRange, Some(1 << 20)), "{why}");
 
     let many = Options { rows_max: 64 << 20, ..few.clone() };
-    let mut ranks = Ranks::new(Way::Tcp, many, few);
+    let mut ranks = Ranks::new(Way::Tcp, many, few, true);
     ranks.compute(LAYERS);
     ranks.until("the loss", |ranks| !ranks.lost[0].is_empty() && !ranks.lost[1].is_empty());
     let why = ranks.lost[1][0].clone().unwrap();

@@ -1,14 +1,16 @@
 //! Transfer threads: two ends whose threads move a request while the test only makes calls and takes events.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay::os::{NoFaults, Request};
+use forebay::transfer::fabric::{Fabric, Happened, ReceiverFabric};
 use forebay::transfer::memory::{Plane, Planes, SendMemory};
+use forebay::transfer::receiver::Where;
 use forebay::transfer::sender::{self, Computed};
-use forebay::transfer::socket::Options;
+use forebay::transfer::socket::{Options, Socket};
 use forebay::transfer::thread::{Grant, News, ReceiveThread, SendThread};
 use forebay::transfer::{
     Component, Fence, LayerPlaces, Place, Rank, Reason, Receiver, ReceivingEnd, Run, Sender, SendingEnd,
@@ -47,18 +49,24 @@ fn byte(request: u64, layer: u32, at: u64) -> u8 {
     (request * 89 + u64::from(layer) * 31 + at * 7 + at / 251) as u8
 }
 
+type Rows = BTreeMap<(Fence, u32), Vec<u8>>;
+
 /// Rows by use of pages and layer, and the uses that have ended.
 #[derive(Clone, Default)]
 struct Stored {
-    rows: Arc<Mutex<BTreeMap<(Fence, u32), Vec<u8>>>>,
+    rows: Arc<Mutex<Rows>>,
     known: Arc<Mutex<Vec<Fence>>>,
     ended: Arc<Mutex<Vec<Fence>>>,
     /// Each store takes so long.
     slow: Duration,
 }
 
+/// A request whose rows the store panics over.
+const PANICS: u64 = 99;
+
 impl Store for Stored {
     fn store(&mut self, fence: Fence, run: &Run, bytes: &[u8]) -> Result<()> {
+        assert!(fence.request != PANICS, "a panic of the test");
         assert!(self.known.lock().unwrap().contains(&fence), "rows before their use was prepared");
         assert!(!self.ended.lock().unwrap().contains(&fence), "rows after their use has ended");
         std::thread::sleep(self.slow);
@@ -341,4 +349,154 @@ fn an_end_that_is_dropped_is_lost_at_once_and_its_thread_is_gone() {
             lost
         });
     }
+}
+
+/// A batch that names a request which has ended takes the others' rows.
+#[test]
+fn rows_of_a_batch_are_taken_one_by_one() {
+    let mut pair = Pair::new(Way::Shm, &options(), Duration::ZERO);
+    pair.grant(fence(1));
+    pair.grant(fence(2));
+    pair.sender.begin(1, TOKENS, None);
+    pair.sender.begin(2, TOKENS, None);
+    pair.receiver.abort(fence(1));
+    pair.until("the end of one", |pair| pair.ended(1).is_some());
+    for layer in 0..LAYERS {
+        let origin = |request: u64| ((request % 4) * u64::from(LAYERS) + u64::from(layer)) * LAYER_BYTES;
+        let rows: Vec<u8> = (0..u64::from(TOKENS) * ROW).map(|at| byte(2, layer, at)).collect();
+        pair.memory.map().copy_in(origin(2), &rows).unwrap();
+        let part =
+            |request| Computed { request, layer, tokens: 0..TOKENS, chunk: None, origin: origin(request) };
+        pair.sender.computed(vec![part(1), part(2)]);
+    }
+    pair.sender.finish(2);
+    // One that never began is refused.
+    pair.sender.finish(7);
+    pair.until("the other one", |pair| pair.is_whole(fence(2)) && pair.ended(2).is_some());
+    pair.check(fence(2));
+    let refused: Vec<_> = pair.sent.iter().filter(|news| matches!(news, News::Refused { .. })).collect();
+    assert!(matches!(refused[..], [News::Refused { request: Some(7), .. }]), "{refused:?}");
+    assert_eq!(pair.sender.statistics().held, 0);
+}
+
+#[test]
+fn a_use_that_is_granted_twice_keeps_its_pages() {
+    let mut pair = Pair::new(Way::Shm, &options(), Duration::ZERO);
+    pair.grant(fence(1));
+    pair.receiver.grant(
+        Grant {
+            fence: fence(1),
+            tokens: TOKENS,
+            first: 0,
+            sender: (1, 0),
+            payloads: Vec::new(),
+            landing: Vec::new(),
+            within: None,
+        },
+        |_| panic!("the store is told of it again"),
+    );
+    pair.until("a refusal", |pair| {
+        pair.received.iter().any(|news| matches!(news, News::Refused { request: Some(1), .. }))
+    });
+    assert!(pair.failed(fence(1)).is_empty() && pair.stored.ended.lock().unwrap().is_empty());
+    pair.sender.begin(1, TOKENS, None);
+    (0..LAYERS).for_each(|layer| pair.compute(1, layer));
+    pair.sender.finish(1);
+    pair.until("the request", |pair| pair.is_whole(fence(1)));
+    pair.check(fence(1));
+}
+
+#[test]
+fn a_thread_that_panics_says_so_and_keeps_nothing() {
+    let pair = Pair::new(Way::Shm, &options(), Duration::ZERO);
+    pair.grant(fence(PANICS));
+    pair.sender.begin(PANICS, TOKENS, None);
+    pair.compute(PANICS, 0);
+    let mut error = None;
+    until("the panic", || {
+        error = error.take().or(pair.receiver.poll().err());
+        error.is_some()
+    });
+    assert_eq!(error.unwrap().kind(), Error::Internal);
+    assert!(forebay::os::wait(&[(pair.receiver.descriptor(), false)], Duration::ZERO, &NoFaults).unwrap());
+    // Calls go, with what they own.
+    let owned = Arc::new(());
+    let kept = Arc::clone(&owned);
+    pair.receiver.with(move |_| {
+        drop(kept);
+        Ok(())
+    });
+    assert_eq!(Arc::strong_count(&owned), 1);
+    // Its connection is closed.
+    until("the loss", || {
+        let mut lost = false;
+        while let Some(news) = pair.sender.poll().unwrap() {
+            lost |= matches!(news, News::Lost { .. });
+        }
+        lost
+    });
+}
+
+/// A receiver's end at which something happens all the time.
+struct Flooded(SocketReceiver);
+
+impl Fabric for Flooded {
+    fn poll(&mut self, frame: &mut Vec<u8>) -> Result<Option<Happened>> {
+        Ok(self.0.poll(frame)?.or(Some(Happened::Alive { link: u32::MAX })))
+    }
+
+    fn close(&mut self, link: u32) {
+        self.0.close(link);
+    }
+}
+
+impl ReceiverFabric for Flooded {
+    fn send(&mut self, link: u32, frame: &[u8]) -> Result<()> {
+        self.0.send(link, frame)
+    }
+
+    fn fetch(&mut self, link: u32, fence: Fence, at: Where, run: &Run, into: &mut [u8]) -> Result<()> {
+        self.0.fetch(link, fence, at, run, into)
+    }
+}
+
+impl Socket for Flooded {
+    fn failure(&mut self) -> Option<forebay::Error> {
+        self.0.failure()
+    }
+
+    fn descriptors(&self) -> Vec<(BorrowedFd<'_>, bool)> {
+        self.0.descriptors()
+    }
+
+    fn due(&self) -> Duration {
+        self.0.due()
+    }
+}
+
+/// A thread that never finds its end idle carries out calls, says what became of them, and ends.
+#[test]
+fn a_thread_that_is_flooded_does_what_it_is_told() {
+    let (fabric, _) = listen(Way::Shm, options(), None).unwrap();
+    let machine = Receiver::new(side(), rank(2), receiver::Options::default()).unwrap();
+    let end = ReceivingEnd::new(machine, Flooded(fabric));
+    let receiver = ReceiveThread::start(end, Stored::default()).unwrap();
+    let grant = Grant {
+        fence: fence(1),
+        tokens: TOKENS,
+        first: 0,
+        sender: (1, 0),
+        payloads: Vec::new(),
+        landing: Vec::new(),
+        within: None,
+    };
+    receiver.grant(grant, |_| Ok(()));
+    until("a grant that fails", || {
+        let mut failed = false;
+        while let Some(news) = receiver.poll().unwrap() {
+            failed |= matches!(news, News::Event(receiver::Event::Failed { .. }));
+        }
+        failed
+    });
+    drop(receiver);
 }

@@ -1,6 +1,6 @@
 //! The body of the fuzz target `frame_bytes`, which `tests/transfer.rs` replays.
 
-use forebay::transfer::Frame;
+use forebay::transfer::{Digests, FRAME_MAX, Frame, Rows};
 use forebay::{Error, Kind};
 
 /// CRC32C, a bit at a time.
@@ -36,7 +36,17 @@ fn read(bytes: &[u8]) -> Option<Error> {
     // Nothing that is listed is longer than the frame.
     let words = match &frame {
         Frame::Grant(grant) => grant.landing.iter().count(),
-        Frame::Notice(notice) => notice.parts().map(|part| 13 + part.digests.iter().count()).sum(),
+        Frame::Notice(notice) => {
+            // Runs without digests and indices are counted, not listed.
+            let listed = |part: Rows<'_>| match part.digests {
+                Digests::Without(count) => {
+                    assert!(count as usize <= FRAME_MAX / 8, "{frame:?}");
+                    13
+                }
+                digests => 13 + digests.iter().count(),
+            };
+            notice.parts().map(listed).sum()
+        }
         Frame::Answer(answer) => answer.failed().map(|(_, runs)| 1 + runs.iter().count()).sum(),
         Frame::Hello(_)
         | Frame::Payload(_)

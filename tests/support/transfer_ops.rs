@@ -195,6 +195,7 @@ pub fn transfer_ops(bytes: &[u8]) -> Seen {
         bulk_tokens: u32::from(kind >> 1 & 1) * 4,
         bytes_per_second: u64::from(kind >> 2 & 1) * 1000,
         notice_bytes: 1 << 20,
+        digests: true,
         repeats: 2,
         resend: Duration::from_millis(50),
         patience: Duration::from_millis(400),
@@ -202,8 +203,14 @@ pub fn transfer_ops(bytes: &[u8]) -> Seen {
     };
     let resend = Duration::from_millis(60);
     let patience = Duration::from_millis(500);
-    let receiving =
-        receiver::Options { window: WINDOW, requests: REQUESTS, landing: LANDING, resend, patience };
+    let receiving = receiver::Options {
+        window: WINDOW,
+        requests: REQUESTS,
+        landing: LANDING,
+        digests: true,
+        resend,
+        patience,
+    };
     let mut ops = Ops {
         sender: Sender::new(side(), rank, sending).unwrap(),
         receiver: Receiver::new(side(), rank, receiving).unwrap(),
@@ -469,7 +476,7 @@ impl Ops {
         if let (0, Ok(Frame::Notice(notice))) = (to, Frame::decode(&frame)) {
             let told = notice.parts().flat_map(|part| {
                 let fence = part.fence;
-                part.digests.iter().map(move |(_, digest)| (fence, digest))
+                part.digests.iter().filter_map(move |(_, digest)| Some((fence, digest?)))
             });
             self.memory.told = told.collect();
         }

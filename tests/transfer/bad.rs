@@ -103,7 +103,7 @@ fn a_hello_that_does_not_fit_is_refused_by_both_ends_alike() {
     beyond[at] = 95;
     wrong.push((hello(rank, 64, &beyond), Kind::InvalidConfig, "a place beyond its page"));
     let mut version = good.clone();
-    version[8] = 2;
+    version[8] = 1;
     wrong.push((hello(rank, 64, &version), Kind::BadVersion, ""));
     wrong.push((hello(rank, 64, &good[1..]), Kind::BadFormat, ""));
     wrong.push((hello([0, 1, 0], 64, &good), Kind::OutOfRange, "a rank that is not there"));

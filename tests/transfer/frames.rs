@@ -10,6 +10,9 @@ use proptest::prelude::*;
 use crate::frame_bytes::{frame_bytes, sum};
 use crate::pair::{LAYERS, Pair, RECEIVING, SENDING, row, side};
 
+/// The most runs of a part, each with an index and a digest, in a notice of this part alone.
+const RUNS_MAX: u32 = (FRAME_MAX as u32 - 15 - 53) / 8;
+
 /// Bytes of a frame, field by field.
 #[derive(Clone, Default)]
 pub struct Bytes(Vec<u8>);
@@ -57,8 +60,21 @@ enum Plain {
     Known([u64; 2]),
 }
 
-/// Fence, layer and tokens, chunk, origin; and digests, with indices or without.
-type Part = ([u64; 2], [u32; 3], [u32; 3], u64, Result<Vec<(u32, u32)>, Vec<u32>>);
+/// Fence, layer and tokens, chunk, origin; and the runs.
+type Part = ([u64; 2], [u32; 3], [u32; 3], u64, Runs);
+
+/// Runs of a part.
+#[derive(Clone, Debug, PartialEq)]
+enum Runs {
+    /// The digests of all.
+    All(Vec<u32>),
+    /// Indices and digests of some.
+    Some(Vec<(u32, u32)>),
+    /// How many all are, without digests.
+    Without(u32),
+    /// Indices of some, without digests.
+    SomeWithout(Vec<u32>),
+}
 
 impl Plain {
     fn bytes(&self) -> Vec<u8> {
@@ -74,12 +90,14 @@ impl Plain {
                 parts.iter().fold(head, |bytes, (fence, rows, chunk, origin, digests)| {
                     let bytes = bytes.longs(fence).words(rows).words(chunk).longs(&[*origin]);
                     match digests {
-                        Ok(some) => some
+                        Runs::All(all) => bytes.put(&[0]).words(&[all.len() as u32]).words(all),
+                        Runs::Some(some) => some
                             .iter()
                             .fold(bytes.put(&[1]).words(&[some.len() as u32]), |bytes, (index, digest)| {
                                 bytes.words(&[*index, *digest])
                             }),
-                        Err(all) => bytes.put(&[0]).words(&[all.len() as u32]).words(all),
+                        Runs::Without(count) => bytes.put(&[2]).words(&[*count]),
+                        Runs::SomeWithout(some) => bytes.put(&[3]).words(&[some.len() as u32]).words(some),
                     }
                 })
             }
@@ -113,13 +131,19 @@ impl Plain {
             }
             Frame::Notice(notice) => {
                 let parts = notice.parts().map(|of| {
+                    let indices: Vec<u32> = of.digests.iter().map(|(index, _)| index).collect();
+                    let told: Vec<u32> = of.digests.iter().filter_map(|(_, digest)| digest).collect();
+                    let all = of.digests.are_all();
+                    assert_eq!(indices.len(), of.digests.count());
+                    assert!(!all || indices.iter().copied().eq(0..indices.len() as u32));
+                    assert_eq!(told.len(), if of.digests.are_there() { indices.len() } else { 0 });
                     let digests = match of.digests {
-                        Digests::All(list) => {
-                            assert!(of.digests.iter().map(|(index, _)| index).eq(0..list.len() as u32));
-                            Err(list.iter().collect())
-                        }
-                        Digests::Some(_) => Ok(of.digests.iter().collect()),
+                        Digests::All(_) => Runs::All(told),
+                        Digests::Some(_) => Runs::Some(indices.into_iter().zip(told).collect()),
+                        Digests::Without(count) => Runs::Without(count),
+                        Digests::SomeWithout(_) => Runs::SomeWithout(indices),
                     };
+                    assert_eq!(all, matches!(digests, Runs::All(_) | Runs::Without(_)));
                     let chunk = [of.chunk.first, of.chunk.at, of.chunk.slice];
                     (fence(of.fence), [of.layer, of.tokens.start, of.tokens.end], chunk, of.origin, digests)
                 });
@@ -143,8 +167,12 @@ impl Plain {
 fn plain() -> impl Strategy<Value = Plain> {
     let fence = any::<[u64; 2]>;
     let list = || prop::collection::vec(any::<u32>(), 0..5);
-    let digests =
-        prop_oneof![prop::collection::vec(any::<(u32, u32)>(), 0..5).prop_map(Ok), list().prop_map(Err),];
+    let digests = prop_oneof![
+        prop::collection::vec(any::<(u32, u32)>(), 0..5).prop_map(Runs::Some),
+        list().prop_map(Runs::All),
+        (0..=RUNS_MAX).prop_map(Runs::Without),
+        list().prop_map(Runs::SomeWithout),
+    ];
     let part = (fence(), any::<[u32; 3]>(), any::<[u32; 3]>(), any::<u64>(), digests);
     let bytes = || prop::collection::vec(any::<u8>(), 0..40);
     prop_oneof![
@@ -215,11 +243,15 @@ fn golden() -> [Vec<u8>; 9] {
         [
             &[3][..],
             &number,
-            &[2, 0],
+            &[4, 0],
             &rows,
             &[0, 2, 0, 0, 0, 0xAA, 0, 0, 0, 0xBB, 0, 0, 0],
             &rows,
             &[1, 1, 0, 0, 0, 6, 0, 0, 0, 0xCC, 0, 0, 0],
+            &rows,
+            &[2, 5, 0, 0, 0],
+            &rows,
+            &[3, 1, 0, 0, 0, 6, 0, 0, 0],
         ]
         .concat(),
         [&[4][..], &number, &[1, 0], &[1, 0], &[2, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0]].concat(),
@@ -250,8 +282,10 @@ fn the_bytes_of_each_kind_are_as_documented() {
         Plain::Notice(
             number,
             vec![
-                (fence, rows, chunk, origin, Err(vec![0xAA, 0xBB])),
-                (fence, rows, chunk, origin, Ok(vec![(6, 0xCC)])),
+                (fence, rows, chunk, origin, Runs::All(vec![0xAA, 0xBB])),
+                (fence, rows, chunk, origin, Runs::Some(vec![(6, 0xCC)])),
+                (fence, rows, chunk, origin, Runs::Without(5)),
+                (fence, rows, chunk, origin, Runs::SomeWithout(vec![6])),
             ],
         ),
         Plain::Answer(number, vec![(1, vec![0, 6])]),
@@ -330,12 +364,13 @@ fn numbers_that_no_frame_has_are_refused() {
     let golden = golden();
     // The frame, the place of the number, its bytes, and the values that are refused: kinds, counts, flags, reasons.
     let counts: &[u32] = &[0, 1, 3, 0x4000_0002, 0x8000_0002, u32::MAX];
-    let wrong: [(usize, usize, usize, &[u32]); 9] = [
+    let wrong: [(usize, usize, usize, &[u32]); 10] = [
         (1, 0, 1, &[0, 10, 255]),
         (1, 29, 4, counts),
-        (2, 9, 2, &[0, 1, 3, 0xFFFF]),
-        (2, 11 + 48, 1, &[1, 2, 255]),
+        (2, 9, 2, &[0, 1, 3, 5, 0xFFFF]),
+        (2, 11 + 48, 1, &[1, 2, 4, 255]),
         (2, 11 + 49, 4, counts),
+        (2, 11 + 2 * 61 + 49, 4, &[RUNS_MAX + 1, 0x4000_0002, u32::MAX]),
         (3, 9, 2, &[0, 2, 0xFFFF]),
         (3, 13, 4, counts),
         (5, 17, 1, &[7, 255]),
@@ -386,9 +421,9 @@ fn the_machines_frames_are_as_documented() {
     };
     let part = |layer| {
         let digests = vec![digest_of(layer, 0, 4), digest_of(layer, 4, 2)];
-        (fence, [layer, 0, 6], [0; 3], u64::from(layer) + 1, Err(digests))
+        (fence, [layer, 0, 6], [0; 3], u64::from(layer) + 1, Runs::All(digests))
     };
-    let again = (fence, [1, 0, 6], [0; 3], 2, Ok(vec![(1, digest_of(1, 4, 2))]));
+    let again = (fence, [1, 0, 6], [0; 3], 2, Runs::Some(vec![(1, digest_of(1, 4, 2))]));
     let payload = sum(&Bytes::default().longs(&fence).put(&[7]).words(&[sum(b"token")]).0);
     let hello = |window| Plain::Hello(1, [0; 3], window, side(LAYERS).encode().unwrap());
     let mut sent = vec![

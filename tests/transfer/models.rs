@@ -46,7 +46,7 @@ fn r1_goes_from_16_prefill_ranks_to_32_decode_ranks() {
         let own = runs.iter().filter(|run| run.layer == layer && run.component == 1 && run.to.page < 4);
         own.map(|run| run.from.lane).collect::<Vec<_>>()
     };
-    assert_eq!((VERSION, senders(0), senders(14)), (1, vec![0, 1, 2, 3], vec![14, 15, 0, 1]));
+    assert_eq!((VERSION, senders(0), senders(14)), (2, vec![0, 1, 2, 3], vec![14, 15, 0, 1]));
 }
 
 /// DeepSeek-V3.2 from 16 ranks that divide a batch by tokens to one of 144: a request in the middle of the batch is on

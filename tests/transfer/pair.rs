@@ -25,6 +25,7 @@ pub const SENDING: sender::Options = sender::Options {
     bulk_tokens: 0,
     bytes_per_second: 0,
     notice_bytes: 1 << 20,
+    digests: true,
     repeats: 2,
     resend: Duration::from_millis(50),
     patience: Duration::from_secs(1),
@@ -35,6 +36,7 @@ pub const RECEIVING: receiver::Options = receiver::Options {
     window: 64,
     requests: 8,
     landing: 64,
+    digests: true,
     resend: Duration::from_millis(60),
     patience: Duration::from_secs(30),
 };
@@ -86,8 +88,12 @@ pub struct Memory {
     landed: BTreeMap<Key, [u8; ROW]>,
     /// How often a run, by its layer and first token, is still fetched wrong.
     pub wrong: BTreeMap<(u32, u32), u32>,
+    /// How often a run, by its layer and first token, still cannot be fetched.
+    pub refused: BTreeMap<(u32, u32), u32>,
     /// The runs that were fetched, by layer and first token.
     pub fetched: Vec<(u32, u32)>,
+    /// How many runs the sender has read.
+    pub read: usize,
     pub stored: BTreeMap<Key, [u8; ROW]>,
 }
 
@@ -110,6 +116,7 @@ impl Memory {
 
 impl Source for Memory {
     fn read(&mut self, origin: u64, run: &Run, into: &mut [u8]) -> Result<()> {
+        self.read += 1;
         into.copy_from_slice(&self.rows(origin, run)?);
         Ok(())
     }
@@ -119,6 +126,10 @@ impl Mover for Memory {
     fn fetch(&mut self, link: u32, fence: Fence, at: Where, run: &Run, into: &mut [u8]) -> Result<()> {
         assert_eq!(link, LINK);
         self.fetched.push((run.layer, run.token));
+        if let Some(left) = self.refused.get_mut(&(run.layer, run.token)).filter(|left| **left > 0) {
+            *left -= 1;
+            return Err(Error::new(Kind::Io, "fetch"));
+        }
         match at {
             Where::Landing(_) => {
                 let landed = |token| {

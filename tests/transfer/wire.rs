@@ -41,7 +41,7 @@ fn the_bytes_are_as_documented() {
     let places =
         [&[0, 0, 0][..], &[3, 0, 0, 0, 0, 0, 0, 0], &[4, 2, 0, 0, 0, 0, 0, 0], &[2, 1, 0, 0, 0, 0, 0, 0]];
     let parts = [
-        &b"FOREBAYT\x01\0\0\0"[..],
+        &b"FOREBAYT\x02\0\0\0"[..],
         &[1, 0, 0, 0, 5, 0, 0, 0, 16, 0, 0, 0],
         &[1, 1],
         b"\x02kv\x04bf16",
@@ -61,11 +61,11 @@ fn the_bytes_are_as_documented() {
     other.push(0);
     assert_eq!(Side::decode(&other).unwrap_err().kind(), Kind::BadFormat);
     other = bytes.clone();
-    other[8] = 2;
+    other[8] = 1;
     let error = Side::decode(&other).unwrap_err();
     assert_eq!(
         (error.kind(), error.number("own"), error.number("theirs")),
-        (Kind::BadVersion, Some(1), Some(2))
+        (Kind::BadVersion, Some(2), Some(1))
     );
     for (at, value) in [(0, b'f'), (24, 2), (27, 0xFF)] {
         other = bytes.clone();

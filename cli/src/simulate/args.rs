@@ -7,6 +7,7 @@ use forebay::overlap::{Overlap, Table};
 use forebay::predict::plan::Ratio;
 use forebay::predict::simulate::Order;
 
+use super::passes::PrefillArguments;
 use super::shards::ShardArguments;
 use crate::input::machine::Machine;
 use crate::input::sizes::{self, Model, Size};
@@ -50,7 +51,7 @@ pub struct Arguments {
     pub assume: Vec<String>,
     /// Tokens of each sequence at its end.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = sizes::tokens,
-          required_unless_present = "kernels")]
+          required_unless_present_any = ["kernels", "prefill"])]
     pub context: Vec<u32>,
     /// Query rows per decode step: 1 without drafts [default: 1].
     #[arg(long, value_name = "Q", value_delimiter = ',', value_parser = sizes::count,
@@ -63,7 +64,7 @@ pub struct Arguments {
     pub accept: Vec<f64>,
     /// Sequences on one GPU.
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = sizes::count,
-          required_unless_present = "kernels", allow_negative_numbers = true)]
+          required_unless_present_any = ["kernels", "prefill"], allow_negative_numbers = true)]
     pub batch: Vec<u32>,
     /// Slots per sequence and layer as a share of the context at its end, 0 < R <= 1, or auto for the largest ratio
     /// that fits --cache [default: auto].
@@ -105,6 +106,8 @@ pub struct Arguments {
     pub traffic_down: Option<f64>,
     #[command(flatten)]
     pub shards: ShardArguments,
+    #[command(flatten)]
+    pub prefill: PrefillArguments,
     /// Draws the step as an SVG picture, with a lane for each stream. For a single point.
     #[arg(long, value_name = "FILE")]
     pub timeline: Option<PathBuf>,

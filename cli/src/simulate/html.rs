@@ -193,7 +193,13 @@ fn cards(all: &[Simulated], best: &Simulated) -> Vec<Card> {
 fn step(simulated: &Simulated, layers: RangeInclusive<u32>) -> Card {
     let (title, sentence) = (title(simulated), format!("{}.", line(simulated.drawn())));
     let source = simulated.provenance.sentence();
-    let caption = timeline::Caption { title: &title, line: &sentence, source: &source, layers };
+    let caption = timeline::Caption {
+        title: &title,
+        line: &sentence,
+        source: &source,
+        whole: "The whole step",
+        layers,
+    };
     let pictures = vec![timeline::inline(&lanes(&simulated.drawn().spans), &caption)];
     let table = table(std::slice::from_ref(simulated));
     Card { name: "The step by streams".to_owned(), sentence, pictures, table, wide: true }

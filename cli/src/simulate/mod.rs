@@ -5,6 +5,8 @@ mod html;
 mod json;
 mod kernels;
 mod lanes;
+mod passes;
+mod prefill;
 pub mod result;
 pub mod run;
 pub mod shards;

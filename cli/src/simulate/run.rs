@@ -18,7 +18,7 @@ use forebay::{Error, Kind, Result};
 use super::args::{Arguments, Choice, Switch};
 use super::result::{self, Simulated};
 use super::shards::Sharded;
-use super::{html, json, kernels, lanes, text, timeline};
+use super::{html, json, kernels, lanes, prefill, text, timeline};
 use crate::input::file_kind::{self, FileKind};
 use crate::input::machine::accepts;
 use crate::input::misses::Source;
@@ -247,7 +247,13 @@ impl Arguments {
             let layers = self.enlarged(outcome)?;
             let line = text::line(outcome);
             let source = simulated.provenance.sentence();
-            let caption = timeline::Caption { title: &title, line: &line, source: &source, layers };
+            let caption = timeline::Caption {
+                title: &title,
+                line: &line,
+                source: &source,
+                whole: "The whole step",
+                layers,
+            };
             results.write(path, timeline::picture(&lanes, &caption, page::STYLE));
         }
         Ok(())
@@ -350,6 +356,9 @@ pub fn command(arguments: &Arguments) -> Result<()> {
     arguments.check_targets()?;
     if arguments.kernels {
         return kernels::command(&arguments.assume, arguments.json.as_deref(), arguments.look.look());
+    }
+    if !arguments.prefill.prefill.is_empty() {
+        return prefill::command(arguments);
     }
     let Sweep { all, note } = sweep(arguments)?;
     let mut results = Results::default();

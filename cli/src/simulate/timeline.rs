@@ -30,6 +30,8 @@ pub struct Caption<'a> {
     pub line: &'a str,
     /// The source of the figures.
     pub source: &'a str,
+    /// What the upper part shows: the whole of it.
+    pub whole: &'a str,
     /// The enlarged layers.
     pub layers: RangeInclusive<u32>,
 }
@@ -57,11 +59,11 @@ fn class(name: &str) -> &'static str {
     match name {
         "pull" => "pull",
         "gather" => "optimum",
-        "resolve" => "tokens",
-        "scatter" => "warmed",
-        "traffic up" | "traffic down" => "traffic",
+        "resolve" | "digest" => "tokens",
+        "scatter" | "store" => "warmed",
+        "traffic up" | "traffic down" | "link" => "traffic",
         "index" => "s3",
-        "attend" | "attend resident" => "lru",
+        "attend" | "attend resident" | "compute" => "lru",
         "attend fetched" => "cold",
         "merge" => "decay",
         "project" | "output" => "project",
@@ -112,7 +114,7 @@ fn drawing(lanes: &[Lane], caption: &Caption<'_>, captions: f64) -> String {
         svg.text("axis", Anchor::Start, (24.0, 76.0), caption.source);
     }
 
-    svg.text("axis", Anchor::Start, (24.0, overview - 12.0), "The whole step");
+    svg.text("axis", Anchor::Start, (24.0, overview - 12.0), caption.whole);
     let scale = Scale::from_zero(total / 1e6, 8, LEFT, RIGHT);
     let scale = Scale::exact(Spread::Even, 0.0, total / 1e6, &scale.ticks, LEFT, RIGHT);
     let whole = Strip { lanes, scale: &scale, per_ns: 1e-6, top: overview, lane: THIN, named: false };

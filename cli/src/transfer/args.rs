@@ -75,6 +75,9 @@ pub struct PromptArguments {
     /// Computes without a pause, as a busy processor does, instead of sleeping.
     #[arg(long)]
     pub spin: bool,
+    /// Sends rows without digests, which both ends have to want: nothing finds wrong bytes then, but this comparison.
+    #[arg(long)]
+    pub no_digests: bool,
     /// The number that the rows' bytes are made from.
     #[arg(long, value_name = "N", default_value = "0")]
     pub seed: u64,

@@ -126,6 +126,7 @@ fn words(prompt: &PromptArguments, at: &str, token: Option<&Path>) -> Vec<String
     ];
     words.extend(prompt.chunk.map(|chunk| format!("--chunk={chunk}")));
     words.extend(prompt.spin.then(|| "--spin".to_owned()));
+    words.extend(prompt.no_digests.then(|| "--no-digests".to_owned()));
     words.extend(prompt.fault.map(|fault| format!("--fault={fault}")));
     words.extend(token.map(|token| format!("--token-file={}", token.display())));
     words
@@ -188,7 +189,7 @@ impl Ends {
                     self.sent = Some(sent);
                 }
                 Ok((_, Some(Line::Received(received)))) => self.received = Some(received),
-                Ok((_, Some(Line::Listening { .. }))) => {}
+                Ok((_, Some(Line::Listening { .. } | Line::Unopened { .. }))) => {}
                 Ok((_, None)) => {
                     open -= 1;
                     until = Some(Instant::now() + 2 * prompt.timeout);

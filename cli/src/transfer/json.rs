@@ -19,6 +19,7 @@ struct Entry<'a> {
     chunk: u32,
     layer_ms: f64,
     spin: bool,
+    digests: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     fault: Option<String>,
     outcome: &'static str,
@@ -69,6 +70,7 @@ pub fn text(prompt: &PromptArguments, outcome: &Outcome) -> Result<Vec<u8>> {
         chunk: prompt.chunk.unwrap_or(prompt.tokens),
         layer_ms: prompt.compute.as_secs_f64() * 1e3,
         spin: prompt.spin,
+        digests: !prompt.no_digests,
         fault: prompt.fault.map(|fault| fault.to_string()),
         outcome: if failure.is_some() { "failed" } else { "done" },
         reason: failure.map(|failure| failure.reason.as_str()),

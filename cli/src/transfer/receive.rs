@@ -37,16 +37,24 @@ pub fn receive(arguments: &EndArguments, tell: &mut dyn FnMut(Line) -> Result<()
         _ => arguments.at.clone(),
     };
     let shape = Shape::of(&arguments.prompt);
-    let options = receiver::Options { patience: arguments.prompt.timeout, ..receiver::Options::default() };
+    let options = receiver::Options {
+        digests: !arguments.prompt.no_digests,
+        patience: arguments.prompt.timeout,
+        ..receiver::Options::default()
+    };
     let flips = if let Some(Fault::Flip(count)) = arguments.prompt.fault { count } else { 0 };
     let end = ReceivingEnd::new(Machine::new(shape.side(), RANK, options)?, Flipping::new(end, flips));
-    let pages = Pages::new(&shape)?;
+    let mut store = Pages::new(&shape)?;
+    let pages = Arc::clone(&store.given);
+    // A grant gives them back.
+    store.ended(Fence { request: LAYERED, generation: 0 });
     let receiving = Receiving {
-        thread: ReceiveThread::start(end, pages.clone())?,
+        thread: ReceiveThread::start(end, store)?,
         shape,
         pages,
         fault: arguments.prompt.fault,
         state: State::Waits,
+        lost: None,
         connected: false,
         answered: false,
         received: Received {
@@ -59,12 +67,15 @@ pub fn receive(arguments: &EndArguments, tell: &mut dyn FnMut(Line) -> Result<()
     receiving.run(tell)
 }
 
-/// The receiver's pages, by plane. The transfer thread writes them.
-#[derive(Clone)]
+/// The receiver's pages, by plane. The transfer thread has them while a request arrives, and hands them over when it
+/// has ended.
 struct Pages {
-    planes: Arc<Mutex<Vec<Vec<u8>>>>,
+    planes: Planes,
     page_bytes: [u64; 2],
+    given: Arc<Mutex<Planes>>,
 }
+
+type Planes = Vec<Vec<u8>>;
 
 impl Pages {
     fn new(shape: &Shape) -> Result<Pages> {
@@ -82,30 +93,41 @@ impl Pages {
             plane.resize(bytes, 0);
             planes.push(plane);
         }
-        Ok(Pages { planes: Arc::new(Mutex::new(planes)), page_bytes })
+        Ok(Pages { planes, page_bytes, given: Arc::default() })
     }
 
-    fn planes(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
-        self.planes.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The bytes of a run's piece; none if it is not in the pages.
+    fn piece(&mut self, run: &Run, number: u64, bytes: usize) -> Option<&mut [u8]> {
+        let [latents, keys] = self.page_bytes;
+        let page_bytes = if run.to.plane.is_multiple_of(2) { latents } else { keys };
+        let at = u64::from(run.to.page) * page_bytes + run.to.offset + number * run.to.stride;
+        let plane = self.planes.get_mut(run.to.plane as usize)?;
+        plane.get_mut(usize::try_from(at).ok()?..)?.get_mut(..bytes)
     }
 }
 
 impl Store for Pages {
     fn store(&mut self, _: Fence, run: &Run, bytes: &[u8]) -> Result<()> {
         let wrong = || Error::new(Kind::OutOfRange, "transfer").at("a run outside of the pages");
-        let [latents, keys] = self.page_bytes;
-        let page_bytes = if run.to.plane.is_multiple_of(2) { latents } else { keys };
-        let mut planes = self.planes();
-        let plane = planes.get_mut(run.to.plane as usize).ok_or_else(wrong)?;
         let piece = usize::try_from(run.bytes).ok().filter(|piece| *piece > 0).ok_or_else(wrong)?;
         for (number, from) in (0..).zip(bytes.chunks(piece)) {
-            let at = u64::from(run.to.page) * page_bytes + run.to.offset + number * run.to.stride;
-            let at = usize::try_from(at).map_err(|_| wrong())?;
-            let to = plane.get_mut(at..).and_then(|to| to.get_mut(..from.len())).ok_or_else(wrong)?;
-            to.copy_from_slice(from);
+            self.piece(run, number, from.len()).ok_or_else(wrong)?.copy_from_slice(from);
         }
         Ok(())
     }
+
+    fn place(&mut self, _: Fence, run: &Run) -> Option<&mut [u8]> {
+        let bytes = usize::try_from(run.bytes).ok().filter(|_| run.pieces == 1)?;
+        self.piece(run, 0, bytes)
+    }
+
+    fn ended(&mut self, _: Fence) {
+        *given(&self.given) = std::mem::take(&mut self.planes);
+    }
+}
+
+fn given(pages: &Mutex<Planes>) -> MutexGuard<'_, Planes> {
+    pages.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How far the receiver is.
@@ -123,9 +145,11 @@ enum State {
 struct Receiving {
     thread: ReceiveThread<Flipping<SocketReceiver>, Pages>,
     shape: Shape,
-    pages: Pages,
+    pages: Arc<Mutex<Planes>>,
     fault: Option<Fault>,
     state: State,
+    /// How the sender was lost.
+    lost: Option<Failure>,
     connected: bool,
     /// Whether the sender knows that the last request has ended.
     answered: bool,
@@ -152,7 +176,17 @@ impl Receiving {
             News::Event(Event::Met { .. }) if self.state == State::Waits => self.grant(LAYERED),
             // When it has the last request, the sender may go.
             News::Lost { .. } if self.received.whole[1].is_some() => self.answered(),
-            News::Lost { why, .. } => self.fail(Failure::lost(why.as_ref())),
+            // The end of the request says whether all of it was there before.
+            News::Lost { why, .. } => {
+                let lost = Failure::lost(why.as_ref());
+                match self.state {
+                    State::Arrives(_) => self.lost = Some(lost),
+                    _ => self.fail(lost),
+                }
+            }
+            News::Unopened { why } if self.state == State::Waits => {
+                tell(Line::Unopened { why: why.to_string() })?;
+            }
             News::Event(Event::Ready { fence, layer }) if fence.request == LAYERED => {
                 let now = clock::nanos()?;
                 self.received.stored.get_mut(layer as usize).map(|time| time.replace(now));
@@ -172,7 +206,11 @@ impl Receiving {
                 self.compare(ALONE);
                 self.state = if self.answered { State::Over } else { State::Ends };
             }
-            News::Event(Event::Failed { error, .. }) => self.fail(Failure::of(&error)),
+            News::Event(Event::Failed { error, .. }) => {
+                let lost =
+                    self.lost.take().filter(|_| matches!(error.kind(), Kind::PeerLost | Kind::InvalidState));
+                self.fail(lost.unwrap_or_else(|| Failure::of(&error)));
+            }
             News::Event(Event::Drained { fence }) if fence.request == ALONE => self.answered(),
             News::Refused { why, .. } => return Err(why),
             _ => {}
@@ -214,12 +252,16 @@ impl Receiving {
             landing: Vec::new(),
             within: None,
         };
-        self.thread.grant(grant, |_| Ok(()));
+        let planes = std::mem::take(&mut *given(&self.pages));
+        self.thread.grant(grant, |pages| {
+            pages.planes = planes;
+            Ok(())
+        });
     }
 
     /// Compares all rows. In the second request the layers share the places of the sender's ring.
     fn compare(&mut self, request: u64) {
-        let planes = self.pages.planes();
+        let planes = given(&self.pages);
         let mut rows = Vec::new();
         for layer in 0..self.shape.layers {
             let of = if request == ALONE { layer % RING_LAYERS } else { layer };

@@ -15,6 +15,10 @@ pub enum Line {
     },
     /// A sender has connected.
     Connected,
+    /// A connection did not open.
+    Unopened {
+        why: String,
+    },
     Sent(Sent),
     Received(Received),
 }

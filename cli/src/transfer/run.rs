@@ -95,6 +95,9 @@ fn receive(arguments: &EndArguments) -> Result<ExitCode> {
     let mut tell = |line: Line| match (follows, line) {
         (true, line) => line.print(),
         (false, Line::Listening { at }) => output::print(format!("listening at {at}\n").as_bytes()),
+        (false, Line::Unopened { why }) => {
+            output::print(format!("a connection did not open: {why}\n").as_bytes())
+        }
         (false, _) => Ok(()),
     };
     let received = receive::receive(arguments, &mut tell)?;

@@ -53,7 +53,12 @@ pub fn send(arguments: &EndArguments) -> Result<Sent> {
     let told = Arc::new(Mutex::new(vec![None; shape.layers as usize]));
     let fabric = Telling::new(fabric, drops, told.clone());
     // Short prompts too are told layer by layer.
-    let options = sender::Options { bulk_tokens: 0, patience: prompt.timeout, ..sender::Options::default() };
+    let options = sender::Options {
+        bulk_tokens: 0,
+        digests: !prompt.no_digests,
+        patience: prompt.timeout,
+        ..sender::Options::default()
+    };
     let machine = Machine::new(shape.side(), RANK, options)?;
     let sending = Sending {
         thread: SendThread::start(SendingEnd::new(machine, fabric))?,

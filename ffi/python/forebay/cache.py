@@ -2,9 +2,9 @@
 
 A sequence or step that the program forgets is not lost. The garbage collector only notes its end, and the next `open`,
 `prepare`, `truncate`, `resize`, `share_slots`, `fork`, `join`, `reap` or `close` completes it. A forgotten sequence
-that a transfer still brings is aborted: its pages stay withheld (`Cache.withheld`). A forgotten cache ends its steps
-and sequences by itself, in any order, as soon as that needs no waiting. In a forked child everything of the parent is
-already closed: the library reports it as closed and ends nothing.
+to which a transfer may still write is aborted: its pages stay withheld (`Cache.withheld`). A forgotten cache ends its
+steps and sequences by itself, in any order, as soon as that needs no waiting. In a forked child everything of the
+parent is already closed: the library reports it as closed and ends nothing.
 
 The tensors that enqueued work uses (selections, slots, warm-ups) belong to the cache's record, from before the call
 that hands them over until that work has ended, whatever happens to the call, the step or the ticket: see
@@ -588,7 +588,9 @@ class Cache(CacheBase):
         Its memory, including the total pool, remains with the device until that ends, because views may still read it.
 
         Raises:
-            Busy: another call is inside the cache, on another thread or around a callback; the cache stays open.
+            Busy: another call is inside the cache, on another thread or around a callback: close it again. If that call
+                came while the cache was ending, steps and sequences may have ended already; withheld pages may be free,
+                and so opening a sequence raises Closed from then on.
         """
         if self._closer.alive:
             if not self._record.end(wait=True):

@@ -10,7 +10,7 @@ same order:
 | before the call | the cache's record has the tensor: `InFlight.held`; `CacheHandle.joins` of warm-ups and index keys |
 | the call was not admitted (`Kept.refused`) | the record releases it: the call read nothing |
 | any other refusal, or an exception | the record keeps it: part of the work may have been enqueued |
-| the step or ticket has ended | the record releases it |
+| the step has ended, or the ticket and the earlier ones of its sequence | the record releases it |
 | a refused join was repeated, and that has ended | the record releases it |
 | the sequence of a refused join was closed, and the cache has reaped it | the record releases it |
 

@@ -50,9 +50,12 @@ class CacheBase:
     def _opened(self, call: Callable[[Any], int], make: Callable[[int], _Made]) -> _Made:
         """What is made of the sequence that a call opens. It is closed again if an exception occurs in between."""
         number = ffi.new("uint64_t *")
+        self._record.check_open()
         try:
             check(call(number), self._pointer)
-            return make(number[0])
+            made = make(number[0])
+            self._record.check_open()
+            return made
         except BaseException:
             if number[0]:
                 self._record.sequences.add(number[0])
@@ -179,8 +182,8 @@ class SequenceBase:
         lands later, and may not land in another sequence's rows. It is like `close`, but the pages that the sequence
         does not share stay withheld until `Withheld.release`. No time releases them.
 
-        A sequence of `Cache.arrive` that the program forgets, or leaves as a context manager, before it has joined, is
-        aborted too: `Cache.withheld` has its pages.
+        A sequence of `Cache.arrive` that the program forgets, or leaves as a context manager, is aborted too if it has
+        not joined, or is parked (in a dense cache only if it has not joined): `Cache.withheld` has its pages.
 
         Raises:
             InvalidState: a sequence of a dense cache that is not arriving: close it.
@@ -206,8 +209,12 @@ class SequenceBase:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self.closed and self.cache._record.is_written(self._number):
-            self.abort()
+        if not self.closed:
+            status, written = self.cache._record.is_written(self._number)
+            # A close would give pages to others that a transfer may still write to.
+            check(status, self._pointer)
+            if written:
+                self.abort()
         self.close()
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from ._library import NULL, check, ffi, lib, sized, status_text
 from .device import DeviceHandle, alive
+from .errors import Closed
 from .handle import Handle
 from .keep import Kept
 
@@ -46,20 +47,21 @@ class Calls(NamedTuple):
     abort: Any
     # Of the cache, a sequence's number, and room for the number of free pages.
     release: Any
-    # Of the cache and a sequence's number: whether it has not joined.
-    waits: Callable[[Any, int], bool]
+    # Of the cache and a sequence's number: the status of the look, and whether a transfer may bring rows: the sequence
+    # has not joined, or is parked.
+    waits: Callable[[Any, int], tuple[int, bool]]
 
 
-def _waits(pointer: Any, number: int) -> bool:
-    """Whether a sequence has pages, and does not run."""
+def _waits(pointer: Any, number: int) -> tuple[int, bool]:
+    """Looks whether a sequence has not joined, or is parked."""
     length = sized("fb_sequence_length")
-    return lib.fb_length(pointer, number, length) == 0 and not length.running
+    return int(lib.fb_length(pointer, number, length)), not length.running
 
 
-def _arrives(pointer: Any, number: int) -> bool:
-    """Whether a sequence of a dense cache is arriving."""
+def _arrives(pointer: Any, number: int) -> tuple[int, bool]:
+    """Looks whether a sequence of a dense cache is arriving. Nothing comes to a parked one there."""
     length = sized("fb_dense_sequence_length")
-    return lib.fb_dense_length(pointer, number, length) == 0 and bool(length.arriving)
+    return int(lib.fb_dense_length(pointer, number, length)), bool(length.arriving)
 
 
 SPARSE = Calls(
@@ -71,6 +73,24 @@ DENSE = Calls(
     lib.fb_dense_finish, lib.fb_dense_retire, (NULL, 0, NULL), lib.fb_dense_abort, lib.fb_dense_release,
     _arrives,
 )  # fmt: skip
+
+
+def _release_ended(joins: dict[Any, Any]) -> None:
+    """Releases what the ended joins of one sequence have read. It asks for no ticket behind the oldest pending one, so
+    each ticket is asked about once when it has ended, and one of each sequence when it has not.
+    """
+    refused: list[Any] = []
+    for ticket in list(joins):
+        if not ticket._is_made:
+            refused.append(ticket)
+            continue
+        if ticket.outcome == "pending":
+            return
+        # A later call runs after the work that the device took of refused ones before it. Those are removed first: an
+        # exception in between leaves the ticket, which then releases the rest.
+        for other in (*refused, ticket):
+            joins.pop(other, None)
+        refused.clear()
 
 
 class InFlight:
@@ -136,15 +156,18 @@ class CacheHandle(Handle):
         super().__init__(calls.kind, calls.destroy, device, device.later)
         self.calls = calls
         self.sequences: set[int] = set()
-        # Those that were opened for a transfer. Until they have joined, others may write to their pages.
+        # Those that were opened for a transfer. Others may write to the pages of one that has not joined, or is parked.
         self.arrivals: set[int] = set()
         # What aborts have left, by the numbers of their sequences, from before the abort.
         self.withheld: dict[int, Withheld] = {}
         # In the order in which they were prepared.
         self.steps: dict[InFlight, None] = {}
-        # Warm-ups of joins, and index keys that are placed, with their sequences' numbers, in the order of the calls.
-        # The key is the ticket that ends when they have been read.
-        self.joins: dict[Ticket, tuple[int, Any]] = {}
+        # Warm-ups of joins, and index keys that are placed, by the numbers of their sequences, in the order of the
+        # calls. The key is the ticket that ends when they have been read. An empty dict stays while its sequence is
+        # open: another thread may be about to add to it.
+        self.joins: dict[int, dict[Ticket, Any]] = {}
+        # Whether an end of the cache has begun. Nothing opens any more: see `end`.
+        self.ending = False
         # Sequences and steps that the program forgot.
         self.forgotten: deque[int | InFlight] = deque()
 
@@ -163,15 +186,11 @@ class CacheHandle(Handle):
 
     def make_up(self) -> None:
         """Ends forgotten objects, as far as they can end now, and releases tensors that nothing reads any more."""
-        joins = list(self.joins.items())
-        for at, (ticket, (number, _held)) in enumerate(joins):
-            if ticket.outcome != "pending":
-                # A later call runs after the work that the device took of refused ones before it. Those are removed
-                # first: an exception in between leaves the ticket, which then releases the rest.
-                for other, (of, _held) in joins[:at]:
-                    if of == number and not other._is_made:
-                        self.joins.pop(other, None)
-                self.joins.pop(ticket, None)
+        for number, joins in list(self.joins.items()):
+            if joins:
+                _release_ended(joins)
+            elif number not in self.sequences:
+                self.joins.pop(number, None)
         for _ in range(len(self.forgotten)):
             try:
                 one = self.forgotten[0]
@@ -189,26 +208,34 @@ class CacheHandle(Handle):
 
     def refused(self, number: int) -> list[Any]:
         """Joins of a sequence without a ticket: the call made none, or it has not returned yet."""
-        return [ticket for ticket, (of, _held) in list(self.joins.items()) if of == number and not ticket._is_made]
+        return [ticket for ticket in list(self.joins.get(number, ())) if not ticket._is_made]
 
     def reap(self, stream: Any, waiting: Any) -> int:
         """Reaps the cache and returns its status. When no closed sequence waits any more, none has work left."""
-        closed = [ticket for ticket, (of, _held) in list(self.joins.items()) if of not in self.sequences]
+        closed = [number for number in list(self.joins) if number not in self.sequences]
         status = int(self.calls.reap(self.pointer, stream, waiting))
         if status == 0 and waiting[0] == 0:
-            for ticket in closed:
-                self.joins.pop(ticket, None)
+            for number in closed:
+                self.joins.pop(number, None)
         return status
 
     def _end_sequence(self, number: int) -> bool:
-        """Ends a sequence; returns whether it has ended."""
-        if number in self.sequences:
-            end = self.abort if self.is_written(number) else self.close
-            if end(number, NULL) not in (0, lib.FB_CLOSED):
-                # It is unchanged, and the device may still read its tensors.
-                return False
-            self.left(number)
-        return True
+        """Ends a sequence; returns whether it has ended. Otherwise it is unchanged, and the device may still read its
+        tensors.
+        """
+        return number not in self.sequences or self._stop(number) == 0
+
+    def _stop(self, number: int) -> int:
+        """Ends a sequence, by an abort if a transfer may still write to its pages. Returns the status, 0 also if it had
+        ended.
+        """
+        status, written = self.is_written(number)
+        if status == 0:
+            status = (self.abort if written else self.close)(number, NULL)
+        if status not in (0, lib.FB_CLOSED):
+            return status
+        self.left(number)
+        return 0
 
     def close(self, number: int, stream: Any) -> int:
         """Closes a sequence and returns the status."""
@@ -227,9 +254,14 @@ class CacheHandle(Handle):
             self.withheld.pop(number, None)
         return status
 
-    def is_written(self, number: int) -> bool:
-        """Whether a transfer may still write to the pages of a sequence: it was opened for one and has not joined."""
-        return number in self.arrivals and self.calls.waits(self.pointer, number)
+    def is_written(self, number: int) -> tuple[int, bool]:
+        """Whether a transfer may still write to the pages of a sequence: it was opened for one, and has not joined, or
+        is parked. The first part is a status; unless that is 0 the answer is not known.
+        """
+        if number not in self.arrivals:
+            return 0, False
+        status, waits = self.calls.waits(self.pointer, number)
+        return (0, False) if status == lib.FB_CLOSED else (status, waits)
 
     def left(self, number: int) -> None:
         """Notes that a sequence has ended."""
@@ -256,6 +288,9 @@ class CacheHandle(Handle):
     def end(self, wait: bool) -> bool:
         """Ends steps and sequences, then the cache; returns whether it has ended. Waits for enqueued work, if allowed.
         If another call is inside the cache, it does nothing.
+
+        Another thread may enter after that first look, and the cache then stays, maybe with its withheld pages
+        released. So from there on it opens nothing (`check_open`): no sequence can get those pages.
         """
         if self not in alive:
             return True
@@ -266,6 +301,7 @@ class CacheHandle(Handle):
             return True
         if self.calls.reap(self.pointer, NULL, NULL) == lib.FB_BUSY:
             return False
+        self.ending = True
         status = self._end_all()
         if status == lib.FB_BUSY and wait:
             self.device.wait()
@@ -283,17 +319,34 @@ class CacheHandle(Handle):
             warnings.warn(f"a cache could not be ended: {status_text(status)}", ResourceWarning, stacklevel=2)
         return True
 
+    def check_open(self) -> None:
+        """Called before and after each call that opens a sequence.
+
+        Raises:
+            Closed: an end of the cache has begun. It looks for sequences after it has said so, and what is opened
+                meanwhile ends here, unused.
+        """
+        # After the end the library says so itself.
+        if self.ending and self in alive:
+            raise Closed("cache: its end has begun, and another call kept it from ending: close it again")
+
     def _end_all(self) -> int:
+        """One try of the end; returns the status. FB_BUSY: something is left."""
         for step in list(self.steps):
             self.end_step(step)
+        if lib.FB_BUSY in [self._stop(number) for number in tuple(self.sequences)]:
+            return int(lib.FB_BUSY)
+        # Those that the device refuses to abort. No other sequence is left that could get their pages.
         for number in tuple(self.sequences):
-            if self.calls.close(self.pointer, number, NULL) != lib.FB_BUSY:
+            if self.close(number, NULL) != lib.FB_BUSY:
                 self.left(number)
-        # No sequence of this cache can get them any more, and the memory is the device's.
+        waiting = ffi.new("uint32_t *")
+        if self.calls.reap(self.pointer, NULL, waiting) == lib.FB_BUSY or waiting[0] or self.sequences or self.steps:
+            return int(lib.FB_BUSY)
+        # The library ends no cache with withheld pages. No sequence is left that could get them, and none opens.
         for number in tuple(self.withheld):
             if self.calls.release(self.pointer, number, NULL) != lib.FB_BUSY:
                 self.withheld.pop(number, None)
-        self.calls.reap(self.pointer, NULL, NULL)
         return int(self.calls.destroy(self.pointer))
 
     def at_exit(self) -> None:

@@ -335,7 +335,7 @@ class Sequence(SequenceBase):
         """
         ticket, record = Ticket(), self.cache._record
         if self.cache.device.later and (any(thing is not None for thing in things) or record.refused(self._number)):
-            record.joins[ticket] = (self._number, things)
+            record.joins.setdefault(self._number, {})[ticket] = things
         return ticket
 
     def _joined(self, ticket: Ticket, status: int) -> None:
@@ -343,14 +343,14 @@ class Sequence(SequenceBase):
         the ticket keeps its tensors until the join was repeated, or the sequence closed, and that has ended
         (`CacheHandle.make_up`, `reap`).
         """
-        joins = self.cache._record.joins
+        joins = self.cache._record.joins.get(self._number, {})
         if status and (status in NOT_LET_IN or self._has_joined()):
             joins.pop(ticket, None)
         elif ticket in joins:
             # A join that is repeated with the same warm-up keeps it once.
-            for other, (number, held) in list(joins.items()):
-                same = held[:1] and joins[ticket][1][:1] and held[0] is joins[ticket][1][0]
-                if other is not ticket and number == self._number and same and not other._is_made:
+            for other in self.cache._record.refused(self._number):
+                held, own = joins.get(other, ()), joins[ticket]
+                if other is not ticket and held[:1] and own[:1] and held[0] is own[0]:
                     joins.pop(other, None)
         if status:
             fail(status, self._pointer)

@@ -12,8 +12,11 @@ import pytest
 
 import forebay
 from conftest import LAYERS, ROW, TOP_K, OnCuda, empty, joined, on_host, row_of, rows_of, some, whole
+from forebay._library import NULL, ffi, lib
+from forebay.record import SPARSE
 from test_cuda import cuda  # noqa: F401 - a fixture
-from test_ownership import Gate
+from test_interrupts import Asked
+from test_ownership import Gate, held
 
 Make = Callable[..., forebay.Cache]
 PROMPT, KEY = 40, 4
@@ -221,6 +224,106 @@ def test_a_cache_ends_with_its_withheld_pages(make: Make) -> None:
         sequence.abort()
 
 
+def test_pages_that_a_refused_close_has_released_go_to_no_sequence(make: Make) -> None:
+    """The other call comes when the pages are released, and the handle does not end."""
+    # Room for one sequence.
+    cache = make(arriving=1, host_pages=5, index_pages=5)
+    withheld, record = cache.arrive(prompt=PROMPT).abort(), cache._record
+    with pytest.raises(forebay.Exhausted):
+        cache.open(prompt=PROMPT)
+    record.calls = record.calls._replace(destroy=lambda _pointer: lib.FB_BUSY)
+    with pytest.raises(forebay.Busy):
+        cache.close()
+    assert withheld.released
+    # The control: the library gives them to the next one.
+    number = ffi.new("uint64_t *")
+    config, _table = cache._open_config(PROMPT, 0, None, None, "whole")
+    assert lib.fb_open(cache._pointer, config, number) == 0
+    assert lib.fb_close(cache._pointer, number[0], NULL) == 0
+    for opens in (cache.open, cache.arrive):
+        with pytest.raises(forebay.Closed, match="close it again"):
+            opens(prompt=PROMPT)
+    assert cache.stats().sequences == 0
+    record.calls = SPARSE
+    cache.close()
+    assert cache.closed
+
+
+def test_a_sequence_that_opens_during_a_refused_close_ends_unused(make: Make) -> None:
+    """The close comes between the library's return and the sequence's entry in the record."""
+    cache = make(arriving=2)
+    withheld = cache.arrive(prompt=PROMPT).abort()
+
+    def late(number: int) -> forebay.Sequence:
+        with pytest.raises(forebay.Busy):
+            cache.close()
+        assert withheld.released
+        return forebay.Sequence(cache, number)
+
+    config, _table = cache._open_config(PROMPT, 0, None, None, "whole")
+    with pytest.raises(forebay.Closed, match="close it again"):
+        cache._opened(lambda number: int(lib.fb_open(cache._pointer, config, number)), late)
+    cache.reap()
+    assert cache.stats().sequences == 0
+    cache.close()
+    assert cache.closed
+
+
+def test_a_refused_close_aborts_what_arrives(make: Make) -> None:
+    """Another thread is inside when the close comes to the first of two sequences."""
+    cache = make(arriving=2)
+    opened, sequence = joined(cache), cache.arrive(prompt=PROMPT)
+    earlier, pages = cache.arrive(prompt=8).abort(), len(sequence.pages())
+    record = cache._record
+    record.calls = record.calls._replace(close=lambda *_given: lib.FB_BUSY)
+    with pytest.raises(forebay.Busy):
+        cache.close()
+    assert not earlier.released and len(cache.withheld) == 2
+    assert cache.stats().withheld_pages == pages + 1 and opened.length.running
+    with pytest.raises(forebay.Closed):
+        sequence.pages()
+    record.calls = SPARSE
+    cache.close()
+    assert earlier.released and cache.withheld == ()
+
+
+class Refuses:
+    """The library, whose next calls of one name return FB_BUSY."""
+
+    def __init__(self, name: str, times: int) -> None:
+        self.name, self.left = name, times
+
+    def __getattr__(self, name: str) -> Any:
+        if name != self.name or not self.left:
+            return getattr(lib, name)
+        self.left -= 1
+        return lambda *_given: lib.FB_BUSY
+
+
+def test_a_look_that_is_refused_closes_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread is inside at the look whether a transfer may still write."""
+    cache = make(arriving=2)
+    sequence = cache.arrive(prompt=PROMPT)
+    pages = len(sequence.pages())
+    # Closing tries twice.
+    monkeypatch.setattr("forebay.record.lib", Refuses("fb_length", 2))
+    with pytest.raises(forebay.Busy):
+        cache.close()
+    assert cache.stats().arriving == 1 and not cache.closed
+    monkeypatch.setattr("forebay.record.lib", Refuses("fb_length", 2))
+    with pytest.raises(forebay.Busy), sequence:
+        pass
+    assert not sequence.closed and cache.stats().arriving == 1
+    del sequence
+    gc.collect()
+    cache.reap()
+    assert cache.stats().arriving == 1 and cache.withheld == ()
+    cache.reap()
+    assert (cache.stats().arriving, cache.stats().withheld_pages) == (0, pages)
+    (withheld,) = cache.withheld
+    assert withheld.release() == pages
+
+
 def test_the_next_turn_comes_to_a_parked_sequence(make: Make) -> None:
     cache = make(arriving=1, parked=1)
     sequence = arrived(cache, bring_up="nothing")
@@ -238,7 +341,10 @@ def test_the_next_turn_comes_to_a_parked_sequence(make: Make) -> None:
     assert selected(cache, sequence, 3, 45, 59) == rows_at(3, 45, 59)
     # A turn that is given up: its pages stay withheld, since it is parked and arrived.
     sequence.park()
-    assert sequence.abort() in cache.withheld
+    pages = len(sequence.pages())
+    with sequence:
+        pass
+    assert (len(cache.withheld), cache.stats().withheld_pages) == (1, pages)
 
 
 def test_wrong_arguments_change_nothing(make: Make) -> None:
@@ -280,7 +386,7 @@ def test_wrong_arguments_change_nothing(make: Make) -> None:
             refused()
     sequence.index_keys_in_place(0, PROMPT)
     sequence.append_layer_in_place(0, PROMPT)
-    assert not cache._record.joins and cache.stats().arriving == 1
+    assert not held(cache) and cache.stats().arriving == 1
 
 
 @pytest.fixture
@@ -324,16 +430,47 @@ def test_an_earlier_ticket_does_not_let_later_keys_go(threaded: tuple[forebay.Ca
     first = sequence.place_index_keys(0, 0, keys_of(0, 0, PROMPT))
     # As a copy that the device refused half-way leaves it.
     refused = forebay.Ticket()
-    record.joins[refused] = (sequence._number, ("keys",))
+    record.joins[sequence._number][refused] = ("keys",)
     gate.open()
     assert first.done
     record.make_up()
-    assert list(record.joins) == [refused]
+    assert held(cache) == [refused]
     last = sequence.place_index_keys(0, 0, keys_of(0, 0, PROMPT))
     cache.device.wait()
     assert last.done
     record.make_up()
-    assert not record.joins
+    assert not held(cache)
+
+
+def test_an_end_that_would_wait_releases_no_withheld_pages(threaded: tuple[forebay.Cache, Gate]) -> None:
+    cache, gate = threaded
+    withheld, sequence = cache.arrive(prompt=8).abort(), cache.arrive(prompt=PROMPT)
+    sequence.place_index_keys(0, 0, keys_of(0, 0, PROMPT))
+    assert not cache._record.end(wait=False)
+    assert not withheld.released and len(cache.withheld) == 2
+    gate.open()
+    cache.close()
+    assert withheld.released
+
+
+def test_a_placement_asks_for_one_ticket_of_each_sequence(
+    threaded: tuple[forebay.Cache, Gate], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, gate = threaded
+    sequences = [cache.arrive(prompt=PROMPT) for _ in range(2)]
+    keys, calls, rounds = keys_of(0, 0, PROMPT), [], 20
+    asked = Asked()
+    monkeypatch.setattr("forebay.sequence.lib", asked)
+    for _ in range(rounds):
+        for sequence in sequences:
+            before = asked.names.count("fb_ticket_outcome")
+            sequence.place_index_keys(0, 0, keys)
+            calls.append(asked.names.count("fb_ticket_outcome") - before)
+    assert max(calls) == len(sequences) and len(held(cache)) == rounds * len(sequences)
+    gate.open()
+    asked.names.clear()
+    cache._record.make_up()
+    assert asked.names.count("fb_ticket_outcome") == rounds * len(sequences) and not held(cache)
 
 
 def test_keys_on_a_gpu_are_copied_to_its_pages(cuda: forebay.CudaDevice, make: Make) -> None:  # noqa: F811

@@ -12,6 +12,9 @@ import pytest
 import forebay
 from dense_loop import Loop, Request, config_of, host, prefixes, stamp, text_of, windowed
 from forebay import dense
+from forebay._library import lib
+from forebay.record import DENSE
+from test_arrivals import Refuses
 from test_dense import MakeDense, device, make, request_of  # noqa: F401 - fixtures
 from test_interrupts import interrupt, no_collector  # noqa: F401 - a fixture
 
@@ -166,6 +169,46 @@ def test_pages_of_what_is_lost_before_its_join_are_withheld(make: MakeDense, how
     left = cache.arrive(prompt=PROMPT).sequence.abort()
     cache.close()
     assert left.released and left.release() == 0
+
+
+def test_a_look_that_is_refused_closes_nothing(
+    make: MakeDense,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread is inside at the look whether a transfer may still write."""
+    cache = make()
+    sequence = cache.arrive(prompt=PROMPT).sequence
+    monkeypatch.setattr("forebay.record.lib", Refuses("fb_dense_length", 2))
+    with pytest.raises(forebay.Busy), sequence:
+        pass
+    assert not sequence.closed and cache.stats().arriving == 1
+    del sequence
+    gc.collect()
+    cache.reap()
+    assert cache.stats().arriving == 1 and cache.withheld == ()
+    cache.reap()
+    assert (cache.stats().arriving, cache.stats().withheld_pages, len(cache.withheld)) == (0, 4, 1)
+
+
+def test_a_refused_close_aborts_what_arrives_and_opens_nothing_more(make: MakeDense) -> None:  # noqa: F811
+    cache = make()
+    opened, sequence = cache.open(prompt=PROMPT), cache.arrive(prompt=PROMPT).sequence
+    record = cache._record
+    record.calls = record.calls._replace(close=lambda *_given: lib.FB_BUSY)
+    with pytest.raises(forebay.Busy):
+        cache.close()
+    (withheld,) = cache.withheld
+    assert cache.stats().withheld_pages == 4 and not withheld.released and opened.length.committed == 0
+    record.calls = DENSE._replace(destroy=lambda _pointer: lib.FB_BUSY)
+    with pytest.raises(forebay.Busy):
+        cache.close()
+    assert withheld.released
+    for opens in (cache.open, cache.arrive):
+        with pytest.raises(forebay.Closed, match="close it again"):
+            opens(prompt=PROMPT)
+    record.calls = DENSE
+    cache.close()
+    assert sequence.closed and opened.closed
 
 
 def test_wrong_arguments_change_nothing(make: MakeDense) -> None:  # noqa: F811

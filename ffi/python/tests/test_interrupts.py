@@ -409,6 +409,9 @@ class HeldBehind(Kept):
 
 
 class JoinsHeldBehind(dict[Any, Any]):
+    def setdefault(self, number: Any, joins: Any = None) -> Any:
+        return super().setdefault(number, JoinsHeldBehind())
+
     def __setitem__(self, ticket: Any, things: Any) -> None:
         _late.append((ticket, things))
 

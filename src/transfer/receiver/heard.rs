@@ -9,12 +9,49 @@ use crate::transfer::frames::{Frame, Notice, Payload, Reason, Rows, answer};
 use crate::transfer::quarantine::{Fence, Writer};
 use crate::transfer::receiver::arriving::{Arriving, Saying, Says, Waiting};
 use crate::transfer::receiver::{Event, Mover, Receiver, Where};
-use crate::transfer::runs::{Of, Request, room};
+use crate::transfer::runs::{Of, Request, Run, room};
 
 const OPERATION: &str = "transfer receiver";
 
 /// Why a part fails its request.
 type Wrong = (Reason, Error);
+
+/// Of a part without digests, at an end that wants them.
+fn without_digests() -> Wrong {
+    let error = Error::new(Kind::BadFormat, OPERATION).at("runs without digests, which this end wants");
+    (Reason::BadFormat, error.hint("set the options' digests of both ends alike"))
+}
+
+/// What became of a run.
+enum Carried {
+    Stored,
+    /// It could not be fetched, or does not have its digest.
+    Wrong,
+    /// It could not be stored.
+    Broken(Error),
+}
+
+/// Fetches a run, checks it if it was told with a digest, and stores it.
+fn carry(
+    mover: &mut impl Mover,
+    (link, fence, at): (u32, Fence, Where),
+    (run, told): (&Run, Option<u32>),
+    bytes: &mut Vec<u8>,
+) -> Result<Carried> {
+    if told.is_none() {
+        match mover.fetch_in_place(link, fence, at, run) {
+            Ok(true) => return Ok(Carried::Stored),
+            Ok(false) => {}
+            Err(_) => return Ok(Carried::Wrong),
+        }
+    }
+    let bytes = room(bytes, run)?;
+    let fetched = mover.fetch(link, fence, at, run, bytes);
+    if fetched.is_err() || told.is_some_and(|told| digest(fence, run, bytes) != told) {
+        return Ok(Carried::Wrong);
+    }
+    Ok(mover.store(fence, run, bytes).map_or_else(Carried::Broken, |()| Carried::Stored))
+}
 
 impl Receiver {
     /// A frame has come. The rows that it tells of are moved in the call.
@@ -169,10 +206,12 @@ impl Receiver {
         let chunks = [part.chunk];
         let chunks = if paired.divides() { chunks.as_slice() } else { &[] };
         let request = Request { tokens: tokens.end, replicas: [0, 0], chunks };
+        if self.options.digests && !part.digests.are_there() {
+            return Err(without_digests());
+        }
         let mut digests = part.digests.iter().peekable();
         let (bytes, failed, counts) = (&mut self.bytes, &mut self.failed, &mut self.counts);
-        let mut broken = None;
-        let (mut runs, all) = (0_u32, part.digests.are_all());
+        let (mut broken, mut runs, all) = (None, 0_u32, part.digests.are_all());
         let first_page = arriving.first / paired.plan.target.page_tokens.max(1);
         // Ends the visit: what comes then is not told.
         let enough = || Error::new(Kind::Cancelled, OPERATION);
@@ -195,21 +234,21 @@ impl Receiver {
             if arriving.ledger.has(&found) {
                 return Ok(());
             }
-            let bytes = room(bytes, &run)?;
-            let fetched = mover.fetch(link, fence, at, &run, bytes);
-            if fetched.is_err() || digest(fence, &run, bytes) != told {
-                arriving.wrong = Some((run.layer, run.component, run.token));
-                failed.push((place, own));
-                counts.wrong += 1;
-                return Ok(());
+            match carry(mover, (link, fence, at), (&run, told), bytes)? {
+                Carried::Stored => {
+                    arriving.ledger.set(&found);
+                    (counts.runs, counts.bytes) = (counts.runs + 1, counts.bytes + run.total());
+                }
+                Carried::Wrong => {
+                    arriving.wrong = Some((run.layer, run.component, run.token));
+                    failed.push((place, own));
+                    counts.wrong += 1;
+                }
+                Carried::Broken(error) => {
+                    broken = Some((Reason::Aborted, error));
+                    return Err(enough());
+                }
             }
-            if let Err(error) = mover.store(fence, &run, bytes) {
-                broken = Some((Reason::Aborted, error));
-                return Err(enough());
-            }
-            arriving.ledger.set(&found);
-            counts.runs += 1;
-            counts.bytes += run.total();
             Ok(())
         });
         if let Some(broken) = broken {

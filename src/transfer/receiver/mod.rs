@@ -60,6 +60,9 @@ pub struct Options {
     pub requests: u32,
     /// The most landing pages that writers from afar may reach at a time.
     pub landing: u32,
+    /// Whether runs are refused that are told without a digest. Unset, such runs are stored unchecked: wrong bytes
+    /// become rows. Those with a digest are checked anyway.
+    pub digests: bool,
     /// After how long a grant or an end is told again; each time twice as long.
     pub resend: Duration,
     /// After how long a connection is closed on which nothing has come, although something is owed. Time counts between
@@ -73,6 +76,7 @@ impl Default for Options {
             window: 1 << 10,
             requests: 1 << 12,
             landing: 1 << 20,
+            digests: true,
             resend: Duration::from_millis(200),
             patience: Duration::from_secs(5),
         }
@@ -102,7 +106,16 @@ pub trait Mover {
     /// Any: the run is asked for again.
     fn fetch(&mut self, link: u32, fence: Fence, at: Where, run: &Run, into: &mut [u8]) -> Result<()>;
 
-    /// Stores checked bytes in the receiver's own pages.
+    /// As fetch, but straight to where the run's rows are kept, for a run without a digest. Returns false if it cannot,
+    /// and has done nothing: the run is then fetched and stored. What came before an error counts as not stored.
+    ///
+    /// # Errors
+    /// Any: the run is asked for again.
+    fn fetch_in_place(&mut self, _link: u32, _fence: Fence, _at: Where, _run: &Run) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Stores bytes in the receiver's own pages: checked ones, if they have a digest.
     ///
     /// # Errors
     /// Any: the request fails.
@@ -301,6 +314,16 @@ impl Receiver {
             self.events.push_back(Event::Free { landing });
         }
         Ok(())
+    }
+
+    /// The next event, which [`Receiver::poll`] would give. It needs no time.
+    pub fn event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Whether a grant of this use of pages could be new: its generation is above those of all grants before.
+    pub const fn is_new(&self, fence: Fence) -> bool {
+        fence.generation >= self.next
     }
 
     /// What it has moved.

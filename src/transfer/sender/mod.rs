@@ -1,7 +1,7 @@
 //! The sender's machine: one rank of a prefill instance.
 //!
 //! It does no I/O and knows no clock. Frames, times and what the engine has computed go in; frames and actions come
-//! out of [`Sender::poll`]. It reads rows through a [`Source`], for their digests alone.
+//! out of [`Sender::poll`]. It reads rows through a [`Source`], for their digests alone ([`Options::digests`]).
 //!
 //! # A request's way
 //!
@@ -72,6 +72,9 @@ pub struct Options {
     /// The most bytes of rows that a notice tells, if they are more than one token's. What a stream keeps for a frame
     /// has this bound.
     pub notice_bytes: u64,
+    /// Whether each run is told with its digest. Without them nothing finds wrong rows, and a receiver whose
+    /// [`receiver::Options::digests`](crate::transfer::receiver::Options::digests) is set refuses them.
+    pub digests: bool,
     /// How often a run is sent again.
     pub repeats: u32,
     /// After how long a message that was not answered is sent again; each time twice as long.
@@ -89,6 +92,7 @@ impl Default for Options {
             bulk_tokens: 256,
             bytes_per_second: 0,
             notice_bytes: 32 << 20,
+            digests: true,
             repeats: 3,
             resend: Duration::from_millis(200),
             patience: Duration::from_secs(5),
@@ -218,9 +222,9 @@ pub struct Sender {
     turn: usize,
     /// Whether rows could not be read: connections that were looked at before have more to say.
     unreadable: bool,
-    /// A run's bytes, and the digests of a job.
+    /// A run's bytes, and the runs of a job with their digests, if they are told.
     bytes: Vec<u8>,
-    digests: Vec<(u32, u32)>,
+    runs: Vec<(u32, Option<u32>)>,
     counts: Counts,
 }
 
@@ -248,9 +252,19 @@ impl Sender {
             turn: 0,
             unreadable: false,
             bytes: Vec::new(),
-            digests: Vec::new(),
+            runs: Vec::new(),
             counts: Counts::default(),
         })
+    }
+
+    /// The next event, which [`Sender::poll`] would give. It needs no time.
+    pub fn event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Whether a request has ended and is remembered: at least the last 1,024 are.
+    pub fn has_ended(&self, request: u64) -> bool {
+        !self.requests.contains_key(&request) && self.ended.iter().any(|(of, _)| *of == request)
     }
 
     /// What it has told.

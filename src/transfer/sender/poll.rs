@@ -198,7 +198,6 @@ impl Sender {
         let Some(line) = self.lines.get_mut(index) else { return Ok(None) };
         let Some(told) = line.told.get_mut(place) else { return Ok(None) };
         (told.last, told.times) = (now, told.times.saturating_add(1));
-        self.counts.repeats += 1;
         let (number, jobs) = (told.number, told.jobs.iter().flatten().cloned().collect::<Vec<_>>());
         self.message(index, number, &jobs, source, frame)
     }
@@ -256,6 +255,7 @@ impl Sender {
     ) -> Result<Option<Action>> {
         let Some(line) = self.lines.get(index) else { return Ok(None) };
         let link = line.link;
+        let repeats = line.told.iter().any(|told| told.number == number && told.times > 0);
         if let [Job { what: What::Payload(payload), fence, request, .. }] = jobs {
             let found = self.requests.get(request).and_then(|sending| sending.payloads.get(*payload));
             let Some((kind, bytes)) = found else { return Ok(None) };
@@ -267,20 +267,22 @@ impl Sender {
         let Some(paired) = line.peer.as_ref().map(|peer| Arc::clone(&peer.paired)) else { return Ok(None) };
         let between = self.between(index);
         let mut notice = NoticeWriter::new(frame, number);
-        let mut unreadable = None;
+        let (mut unreadable, mut counts) = (None, self.counts);
+        counts.repeats += u64::from(repeats);
         for job in jobs {
             let What::Rows { part, tokens, some } = &job.what else { continue };
             let found = self.requests.get(&job.request).and_then(|sending| sending.parts.get(*part));
             let Some(Held { computed, .. }) = found else { continue };
-            let read = (&mut self.bytes, &mut self.digests);
-            if read_digests(&paired.plan, (job, computed, between), source, read).is_err() {
+            let read = (&mut self.bytes, &mut self.runs);
+            let source = self.options.digests.then_some(&mut *source);
+            if read_runs(&paired.plan, (job, computed, between), source, read).is_err() {
                 unreadable = Some(job.request);
                 break;
             }
-            let runs = self.digests.len() as u64;
-            self.counts.runs += runs;
-            if some.is_some() {
-                self.counts.again += runs;
+            let runs = self.runs.len() as u64;
+            counts.runs += runs;
+            if some.is_some() && !repeats {
+                counts.again += runs;
             }
             let part = Rows {
                 fence: job.fence,
@@ -290,13 +292,16 @@ impl Sender {
                 origin: computed.origin,
                 digests: Digests::All(List::default()),
             };
-            notice.part(&part, some.is_some());
-            for (index, digest) in &self.digests {
-                notice.digest(some.is_some().then_some(*index), *digest);
+            notice.part(&part, some.is_some(), !self.options.digests);
+            for (index, digest) in &self.runs {
+                notice.run(some.is_some().then_some(*index), *digest);
             }
         }
         notice.end();
-        let Some(request) = unreadable else { return Ok(Some(Action::Frame { link })) };
+        let Some(request) = unreadable else {
+            self.counts = counts;
+            return Ok(Some(Action::Frame { link }));
+        };
         // Its other jobs are told in a message of their own.
         if let Some(line) = self.lines.get_mut(index) {
             line.told.retain(|told| told.number != number);
@@ -309,21 +314,25 @@ impl Sender {
     }
 }
 
-/// Reads the runs of a job, and leaves their indices and digests in the second vector.
-fn read_digests(
+/// Leaves the indices of a job's runs in the second vector, with their digests if there is a source to read them.
+fn read_runs(
     plan: &Plan,
     (job, computed, between): (&Job, &Computed, Of),
-    source: &mut impl Source,
-    (bytes, digests): (&mut Vec<u8>, &mut Vec<(u32, u32)>),
+    mut source: Option<&mut impl Source>,
+    (bytes, runs): (&mut Vec<u8>, &mut Vec<(u32, Option<u32>)>),
 ) -> Result<()> {
-    digests.clear();
+    runs.clear();
     let What::Rows { tokens, some, .. } = &job.what else { return Ok(()) };
     let (mut index, mut asked) = (0, some.iter().flatten().copied().peekable());
     visit(plan, computed, tokens, between, |run| {
         if some.is_none() || asked.next_if_eq(&index).is_some() {
-            let into = room(bytes, &run)?;
-            source.read(computed.origin, &run, into)?;
-            digests.push((index, digest(job.fence, &run, into)));
+            let mut told = None;
+            if let Some(source) = &mut source {
+                let into = room(bytes, &run)?;
+                source.read(computed.origin, &run, into)?;
+                told = Some(digest(job.fence, &run, into));
+            }
+            runs.push((index, told));
         }
         index += 1;
         Ok(())

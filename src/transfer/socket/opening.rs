@@ -45,6 +45,7 @@ pub enum Side {
     Sender = 1,
     Receiver = 2,
 }
+
 /// What is awaited next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {

@@ -9,14 +9,16 @@
 //!
 //! **What comes of a call.** An error of a call comes out of `poll`, in its place among the events: as
 //! [`News::Refused`], or for a grant as its [`Event::Failed`](crate::transfer::receiver::Event::Failed). A call for a
-//! request that has ended meanwhile does nothing, because its end was told.
+//! request that has ended meanwhile does nothing, because its end was told. A panic in a store or a call ends the
+//! thread with [`Kind::Internal`](crate::error::Kind::Internal).
 //!
 //! **Waiting.** `descriptor` is readable while there are events, so it fits into a loop of poll, epoll or asyncio.
 //! `wait` waits for it.
 //!
 //! **Bounds.** An engine that takes no events has [`EVENTS_KEPT`] kept for it. Then its thread looks at no connection
-//! until some are taken, and other ends take it for lost in time. At most [`UNOPENED_KEPT`] reasons why connections did
-//! not open are kept, because strangers can bring those about.
+//! and no deadline until some are taken, and other ends take it for lost in time. At most [`UNOPENED_KEPT`] reasons why
+//! connections did not open are kept, because strangers can bring those about. Payloads are of kinds that a grant
+//! names, each once.
 //!
 //! **Costs.** A thread, four descriptors, and for each call an allocation and a byte to a socket. The thread sleeps
 //! while nothing happens, but wakes for signs of life.

@@ -78,8 +78,11 @@ impl<F: ReceiverFabric + Socket, S: Store> Drive for Receiving<F, S> {
 
     fn poll(&mut self, now: Duration) -> Result<Option<Polled<Event>>> {
         let mut polled = self.end.poll(now, &mut self.store)?;
-        if polled.is_none() {
-            polled = self.own.pop_front().map(Polled::Event);
+        // The machine has said all that it has to say. An end that is flooded says none never.
+        if matches!(polled, None | Some(Polled::More))
+            && let Some(event) = self.own.pop_front()
+        {
+            polled = Some(Polled::Event(event));
         }
         let (machine, mut statistics) = (&self.end.machine, self.statistics.lock());
         statistics.moved = machine.counts();
@@ -136,9 +139,15 @@ impl<F: ReceiverFabric + Socket + Send + 'static, S: Store + Send + 'static> Rec
 
 impl<F: ReceiverFabric + Socket, S: Store> ReceiveThread<F, S> {
     /// As [`Receiver::grant`](crate::transfer::Receiver::grant). Before it `prepare` tells the store where the rows go.
-    /// Grant when [`Event::Met`] has come for the sender's ranks: without them the grant fails.
+    /// Grant when [`Event::Met`] has come for the sender's ranks: without them the grant fails. A generation that is
+    /// not above those of all grants before is [`News::Refused`], because the use that it names may be arriving.
     pub fn grant(&self, grant: Grant, prepare: impl FnOnce(&mut S) -> Result<()> + Send + 'static) {
         self.thread.call(Some(grant.fence.request), move |receiving, now| {
+            if !receiving.end.machine.is_new(grant.fence) {
+                return Err(Error::new(Kind::InvalidState, "transfer receiver")
+                    .at("a generation that was used")
+                    .with("request", grant.fence.request));
+            }
             let wanted = Wanted {
                 fence: grant.fence,
                 tokens: grant.tokens,
@@ -159,7 +168,13 @@ impl<F: ReceiverFabric + Socket, S: Store> ReceiveThread<F, S> {
     /// it is done, unless the request has ended before.
     pub fn abort(&self, fence: Fence) {
         self.thread.call(Some(fence.request), move |receiving, _| {
-            receiving.end.machine.abort(fence)?;
+            match receiving.end.machine.abort(fence) {
+                // It has ended before, and was told so.
+                Err(error) if error.kind() == Kind::Closed && !receiving.end.machine.is_new(fence) => {
+                    return Ok(());
+                }
+                aborted => aborted?,
+            }
             let error = Error::new(Kind::Cancelled, "transfer receiver")
                 .at("aborted here")
                 .with("request", fence.request);

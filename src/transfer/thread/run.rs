@@ -16,8 +16,6 @@ use crate::transfer::thread::wake::Wake;
 pub const EVENTS_KEPT: usize = 1 << 16;
 /// The most reasons why connections did not open that are kept among them.
 pub const UNOPENED_KEPT: usize = 64;
-/// Events after which calls have their turn.
-const TURN: usize = 64;
 /// The longest wait.
 const LONGEST: Duration = Duration::from_secs(10);
 
@@ -67,6 +65,8 @@ struct Said<E> {
     unopened: usize,
     /// Why the thread has ended by itself.
     ended: Option<Error>,
+    /// Whether the engine's descriptor is readable.
+    is_told: bool,
 }
 
 struct Shared<D: Drive> {
@@ -87,9 +87,21 @@ impl<D: Drive> Shared<D> {
             said.unopened += 1;
         }
         said.events.push_back(news);
-        if said.events.len() == 1 {
-            self.news.wake();
+        if !said.is_told {
+            said.is_told = self.news.wake();
         }
+    }
+
+    /// Nothing is done any more. What waits to be done goes.
+    fn end(&self, why: Error) {
+        let mut calls = self.calls.lock();
+        calls.stops = true;
+        let queue = std::mem::take(&mut calls.queue);
+        drop(calls);
+        drop(queue);
+        let mut said = self.said.lock();
+        said.ended = Some(why);
+        said.is_told = self.news.wake();
     }
 
     /// Carries calls out, polls, and waits. Whether the thread goes on.
@@ -102,21 +114,18 @@ impl<D: Drive> Shared<D> {
             return Ok(false);
         }
         for (request, call) in queue {
-            match call(drive, self.start.elapsed()) {
-                Err(error) if error.kind() != Kind::Closed => {
-                    self.say(News::Refused { request, why: error });
-                }
-                _ => {}
+            if let Err(why) = call(drive, self.start.elapsed()) {
+                self.say(News::Refused { request, why });
             }
         }
         let full = self.said.lock().events.len() >= EVENTS_KEPT;
         if !full && self.poll(drive)? {
             return Ok(true);
         }
-        let machine = drive.due().map(|due| due.saturating_sub(self.start.elapsed()));
         let (mut most, mut descriptors) = (LONGEST, vec![(self.wake.descriptor(), false)]);
         if !full {
-            most = most.min(drive.idle()).min(machine.unwrap_or(LONGEST));
+            let due = drive.due().map(|due| due.saturating_sub(self.start.elapsed()));
+            most = most.min(drive.idle()).min(due.unwrap_or(LONGEST));
             descriptors.extend(drive.descriptors());
         }
         if !most.is_zero() {
@@ -125,22 +134,34 @@ impl<D: Drive> Shared<D> {
         Ok(true)
     }
 
-    /// Polls the end. Whether there may be more.
+    /// Polls the end once. Whether there may be more.
     fn poll(&self, drive: &mut D) -> Result<bool> {
-        for _ in 0..TURN {
-            let polled = drive.poll(self.start.elapsed())?;
-            while let Some(why) = drive.failure() {
-                self.say(News::Unopened { why });
-            }
-            self.say(match polled {
-                None => return Ok(false),
-                Some(Polled::More) => return Ok(true),
-                Some(Polled::Event(event)) => News::Event(event),
-                Some(Polled::Connected { link }) => News::Connected { link },
-                Some(Polled::Lost { link, why }) => News::Lost { link, why },
-            });
+        let polled = drive.poll(self.start.elapsed())?;
+        while let Some(why) = drive.failure() {
+            self.say(News::Unopened { why });
         }
+        self.say(match polled {
+            None => return Ok(false),
+            Some(Polled::More) => return Ok(true),
+            Some(Polled::Event(event)) => News::Event(event),
+            Some(Polled::Connected { link }) => News::Connected { link },
+            Some(Polled::Lost { link, why }) => News::Lost { link, why },
+        });
         Ok(true)
+    }
+}
+
+/// Says that the thread has ended, also if a store or a call has panicked on it.
+struct Ending<D: Drive> {
+    shared: Arc<Shared<D>>,
+    why: Option<Error>,
+}
+
+impl<D: Drive> Drop for Ending<D> {
+    fn drop(&mut self) {
+        if let Some(why) = self.why.take() {
+            self.shared.end(why);
+        }
     }
 }
 
@@ -159,24 +180,26 @@ impl<D: Drive> fmt::Debug for Thread<D> {
 impl<D: Drive<Event: Send> + Send + 'static> Thread<D> {
     /// # Errors
     /// [`Kind::OsRefused`] if there can be no thread, or no sockets to wake it.
-    pub fn start(name: &str, mut drive: D) -> Result<Thread<D>> {
+    pub fn start(name: &str, drive: D) -> Result<Thread<D>> {
         let calls = Mutex::new(Calls { queue: VecDeque::new(), stops: false });
-        let said = Mutex::new(Said { events: VecDeque::new(), unopened: 0, ended: None });
-        let (wake, news) = (Wake::new()?, Wake::new()?);
+        let said = Said { events: VecDeque::new(), unopened: 0, ended: None, is_told: false };
+        let (said, wake, news) = (Mutex::new(said), Wake::new()?, Wake::new()?);
         let shared = Arc::new(Shared { calls, wake, said, news, start: Instant::now() });
-        let own = Arc::clone(&shared);
+        let panicked = Error::new(Kind::Internal, "transfer thread").at("a panic on the thread");
+        let mut ending = Ending { shared: Arc::clone(&shared), why: Some(panicked) };
         let run = move || {
-            let ended = loop {
-                match own.turn(&mut drive) {
+            // Dropped before `ending`: its connections are closed before the engine learns that nothing is stored any
+            // more.
+            let mut drive = drive;
+            loop {
+                match ending.shared.turn(&mut drive) {
                     Ok(true) => {}
-                    Ok(false) => return,
-                    Err(error) => break error,
+                    Ok(false) => break ending.why = None,
+                    Err(error) => break ending.why = Some(error),
                 }
-            };
-            // Its connections are closed before the engine learns that nothing is stored any more.
+            }
             drop(drive);
-            own.said.lock().ended = Some(ended);
-            own.news.wake();
+            drop(ending);
         };
         let spawned = thread::Builder::new()
             .name(name.to_owned())
@@ -187,14 +210,27 @@ impl<D: Drive<Event: Send> + Send + 'static> Thread<D> {
 }
 
 impl<D: Drive> Thread<D> {
-    /// Queues a call.
+    /// Queues a call. One that is queued when the thread has ended is dropped.
     pub fn call(
         &self,
         request: Option<u64>,
         call: impl FnOnce(&mut D, Duration) -> Result<()> + Send + 'static,
     ) {
-        self.shared.calls.lock().queue.push_back((request, Box::new(call)));
-        self.shared.wake.wake();
+        self.calls([(request, call)]);
+    }
+
+    /// Queues calls that are carried out together.
+    pub fn calls(
+        &self,
+        more: impl IntoIterator<
+            Item = (Option<u64>, impl FnOnce(&mut D, Duration) -> Result<()> + Send + 'static),
+        >,
+    ) {
+        let mut calls = self.shared.calls.lock();
+        if !calls.stops {
+            calls.queue.extend(more.into_iter().map(|(request, call)| (request, Box::new(call) as Call<D>)));
+            self.shared.wake.wake();
+        }
     }
 
     /// The next event, or none for now. Does not wait.
@@ -212,6 +248,7 @@ impl<D: Drive> Thread<D> {
         }
         if said.events.is_empty() && said.ended.is_none() {
             self.shared.news.clear();
+            said.is_told = false;
         }
         drop(said);
         if full {
@@ -238,7 +275,8 @@ impl<D: Drive> Drop for Thread<D> {
     fn drop(&mut self) {
         self.shared.calls.lock().stops = true;
         self.shared.wake.wake();
-        if let Some(thread) = self.thread.take() {
+        // A call may have owned what is dropped here, on the thread itself.
+        if let Some(thread) = self.thread.take().filter(|of| of.thread().id() != thread::current().id()) {
             // One that panicked has said so.
             let _ = thread.join();
         }

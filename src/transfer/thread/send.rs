@@ -1,15 +1,15 @@
 //! A sender's end and its thread.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::sync::{Arc, Mutex};
 use crate::transfer::ends::{Polled, SendingEnd};
 use crate::transfer::fabric::SenderFabric;
 use crate::transfer::frames::Reason;
-use crate::transfer::sender::{Computed, Counts, Event};
+use crate::transfer::sender::{Computed, Counts, Event, Sender};
 use crate::transfer::socket::Socket;
 use crate::transfer::thread::drive::Drive;
 use crate::transfer::thread::run::{News, Thread};
@@ -40,7 +40,7 @@ pub struct SendStatistics {
     pub done: u64,
     /// Requests that have ended otherwise.
     pub failed: u64,
-    /// Parts whose rows are held: computed, and not yet released.
+    /// Parts whose rows are held: taken, and not yet released.
     pub held: u64,
     /// By layer of the model: from when its rows were computed until their memory is free again.
     pub lag: BTreeMap<u32, Span>,
@@ -62,26 +62,39 @@ struct Since {
 struct Sending<F> {
     end: SendingEnd<F>,
     /// Rows that are held, by request and origin.
-    computed: BTreeMap<(u64, u64), Since>,
+    computed: BTreeMap<(u64, u64), VecDeque<Since>>,
     /// When all of a request was computed.
     finished: BTreeMap<u64, Instant>,
     statistics: Arc<Mutex<SendStatistics>>,
 }
 
 impl<F> Sending<F> {
+    /// Does something for a request. Whether it was done: not if the request has ended, which the engine is told.
+    fn unless_over(&mut self, request: u64, act: impl FnOnce(&mut Sender) -> Result<()>) -> Result<bool> {
+        let machine = &mut self.end.machine;
+        match act(machine) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == Kind::Closed && machine.has_ended(request) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Counts what has happened.
     fn count(&mut self, event: &Event) {
         let mut statistics = self.statistics.lock();
         match *event {
             Event::Released { request, origin } => {
-                if let Some(since) = self.computed.remove(&(request, origin)) {
+                let held = self.computed.get_mut(&(request, origin));
+                if let Some(since) = held.and_then(VecDeque::pop_front) {
+                    statistics.held -= 1;
                     statistics.lag.entry(since.layer).or_default().add(since.at.elapsed());
                 }
             }
             Event::Ended { request, reason } => {
                 let finished = self.finished.remove(&request);
-                // Rows that no receiver was told are not released one by one.
-                self.computed.retain(|(of, _), _| *of != request);
+                // All of its rows were released before.
+                let mut others = self.computed.split_off(&(request, 0));
+                self.computed.append(&mut others.split_off(&(request.saturating_add(1), 0)));
                 if reason == Reason::Done {
                     statistics.done += 1;
                     finished.into_iter().for_each(|at| statistics.exposed.add(at.elapsed()));
@@ -91,7 +104,6 @@ impl<F> Sending<F> {
             }
             Event::Met { .. } | Event::Granted { .. } => {}
         }
-        statistics.held = self.computed.len() as u64;
     }
 }
 
@@ -158,34 +170,44 @@ impl<F: SenderFabric + Socket> SendThread<F> {
     /// written already, and stay until [`Event::Released`], or until their request's [`Event::Ended`].
     pub fn computed(&self, parts: Vec<Computed>) {
         let at = Instant::now();
-        let request = parts.first().map(|part| part.request);
-        self.thread.call(request, move |sending, _| {
-            sending.end.machine.computed(&parts)?;
-            for part in parts {
-                sending.computed.insert((part.request, part.origin), Since { layer: part.layer, at });
-            }
-            Ok(())
-        });
+        self.thread.calls(parts.into_iter().map(|part| {
+            let request = part.request;
+            let call = move |sending: &mut Sending<F>, _: Duration| {
+                let computed = |machine: &mut Sender| machine.computed(std::slice::from_ref(&part));
+                if sending.unless_over(request, computed)? {
+                    let held = sending.computed.entry((request, part.origin)).or_default();
+                    held.push_back(Since { layer: part.layer, at });
+                    sending.statistics.lock().held += 1;
+                }
+                Ok(())
+            };
+            (Some(request), call)
+        }));
     }
 
     /// As [`Sender::payload`](crate::transfer::Sender::payload).
     pub fn payload(&self, request: u64, kind: u8, bytes: Vec<u8>) {
-        self.thread.call(Some(request), move |sending, _| sending.end.machine.payload(request, kind, &bytes));
+        self.thread.call(Some(request), move |sending, _| {
+            sending.unless_over(request, |machine| machine.payload(request, kind, &bytes)).map(drop)
+        });
     }
 
     /// As [`Sender::finish`](crate::transfer::Sender::finish).
     pub fn finish(&self, request: u64) {
         let at = Instant::now();
         self.thread.call(Some(request), move |sending, _| {
-            sending.end.machine.finish(request)?;
-            sending.finished.insert(request, at);
+            if sending.unless_over(request, |machine| machine.finish(request))? {
+                sending.finished.insert(request, at);
+            }
             Ok(())
         });
     }
 
     /// As [`Sender::abort`](crate::transfer::Sender::abort).
     pub fn abort(&self, request: u64) {
-        self.thread.call(Some(request), move |sending, _| sending.end.machine.abort(request));
+        self.thread.call(Some(request), move |sending, _| {
+            sending.unless_over(request, |machine| machine.abort(request)).map(drop)
+        });
     }
 
     /// Does something with the fabric, such as to add a receiver.

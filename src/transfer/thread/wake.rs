@@ -26,9 +26,16 @@ impl Wake {
         made.map_err(|error| Error::new(Kind::OsRefused, "transfer thread").at(io_text(&error)))
     }
 
-    pub fn wake(&self) {
-        // A socket that takes no more bytes is readable at its other end already.
-        let _ = (&self.to).write(&[1]);
+    /// Whether it is readable now. If the system has no memory for the byte, it is not.
+    pub fn wake(&self) -> bool {
+        loop {
+            match (&self.to).write(&[1]) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // A socket that takes no more bytes is readable at its other end already.
+                Err(error) => return error.kind() == ErrorKind::WouldBlock,
+                Ok(_) => return true,
+            }
+        }
     }
 
     /// Makes it unreadable. What was said before has to be looked for after this call.

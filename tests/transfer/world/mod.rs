@@ -143,6 +143,7 @@ const SENDING: sender::Options = sender::Options {
     bulk_tokens: 8,
     bytes_per_second: 0,
     notice_bytes: 120,
+    digests: true,
     repeats: 4,
     resend: Duration::from_millis(50),
     patience: Duration::from_secs(2),
@@ -153,6 +154,7 @@ const RECEIVING: receiver::Options = receiver::Options {
     window: 6,
     requests: 8,
     landing: 64,
+    digests: true,
     resend: Duration::from_millis(60),
     patience: Duration::from_secs(2),
 };

@@ -102,7 +102,9 @@ class Cache(Handled, CacheBase):
     sequences.
 
     Closing waits for enqueued work on a device that runs it later. The memory remains with the device until that ends,
-    because views may still read it. So successive caches need a device each.
+    because views may still read it. So successive caches need a device each. A `close` that raises Busy is made again:
+    if the other call came while the cache was ending, steps and sequences may have ended already; withheld pages may be
+    free, and so opening a sequence raises Closed from then on.
 
     Args:
         device: the device of the pages.
