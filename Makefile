@@ -1,9 +1,9 @@
 # The commands of this repository, which `make help` lists. A newcomer needs two: `make demo` and `make test`.
 
 .NOTPARALLEL:
-.PHONY: help setup bench-setup demo proof weights-demo figures picture check test soak bench dist install style unit \
-        all-tests tests-build wheel python-tests on-cuda on-driver examples docs loom installs asan tsan c-test python \
-        kernels kernels-check embedder engines gpu-bundle gpu-bundle-check
+.PHONY: help setup bench-setup demo proof weights-demo transfer-demo figures picture check test soak bench dist \
+        install style unit all-tests tests-build wheel python-tests on-cuda on-driver examples docs loom installs asan \
+        tsan c-test python kernels kernels-check embedder engines gpu-bundle gpu-bundle-check
 
 # The file to which tests report skips, and the environment of ci/requirements.txt (docs/testing.md).
 export FOREBAY_SKIPS := $(CURDIR)/target/skips.txt
@@ -50,6 +50,10 @@ proof:
 ## Four processes decode with one copy of that model's attention weights; a line of bytes and times for each.
 weights-demo:
 	ci/python --weights-demo
+
+## One process computes a prompt of that model, another one decodes; over shared memory, over TCP, and with a fault.
+transfer-demo:
+	ci/python --transfer-demo
 
 ## Draws the pictures docs/images/*.svg from ci/figures; Python 3.11 and nothing else.
 figures:

@@ -66,6 +66,7 @@ class Offloaded:
         resize_every: int = 0,
         arrays: Arrays | None = None,
         device: forebay.Device | None = None,
+        arriving: int | None = None,
     ) -> None:
         """Takes all memory and opens the requests one after another; requests with the same beginning share pages.
 
@@ -81,6 +82,7 @@ class Offloaded:
                 does so as sequences come and go.
             arrays: the device's arrays; None: the host device's.
             device: a device that the engine uses for other things too, and closes; None: one of the cache's own.
+            arriving: the most sequences that may arrive at once (`arrived.Arrived`); None: none.
         """
         self.arrays: Arrays = arrays or Numpy()
         self.model, self.k, self.query_rows, self.order = model, top_k, query_rows, order
@@ -110,6 +112,7 @@ class Offloaded:
             min_budget=least,
             query_rows=query_rows,
             attention_waves=attention_waves,
+            arriving=arriving,
         )
         layers = range(model.layers)
         view = self.arrays.view

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 Halves = NDArray[np.float16]
 Ids = NDArray[np.int32]
+Computed = Callable[[int, int, Floats, Floats], None]
+"""Takes a layer, the first position, and the keys and values ``[n, kv_width]`` of the positions from there on."""
 
 PARTS = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
 """The tensors of a layer, as GGUF names them."""
@@ -328,7 +330,12 @@ class Model:
         return answer
 
     def prefill(
-        self, tokens: Sequence[int], past: Prompt | None = None, last: int = 0, chunk: int = 512
+        self,
+        tokens: Sequence[int],
+        past: Prompt | None = None,
+        last: int = 0,
+        chunk: int = 512,
+        computed: Computed | None = None,
     ) -> Prompt:
         """Dense causal attention over the tokens after ``past``, a chunk at a time.
 
@@ -337,6 +344,7 @@ class Model:
             past: an earlier prompt with which these tokens begin; its rows are not computed again.
             last: the number of last positions whose queries are kept.
             chunk: positions that pass the layers together.
+            computed: called with each layer's keys and values of each chunk, before the layer attends to them.
         """
         done = 0 if past is None else past.keys.shape[1]
         shape = (self.layers, len(tokens), self.kv_width)
@@ -352,6 +360,8 @@ class Model:
             rows = self.embed(tokens[first:end])
             for layer in range(self.layers):
                 queries, keys[layer, first:end], values[layer, first:end] = self.project(layer, rows, positions)
+                if computed is not None:
+                    computed(layer, first, keys[layer, first:end], values[layer, first:end])
                 kept[layer, positions[wanted] - (len(tokens) - last)] = queries[wanted]
                 attended = self.dense(queries, keys[layer, :end], values[layer, :end], positions)
                 rows = self.rest(layer, rows, attended)
