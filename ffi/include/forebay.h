@@ -359,7 +359,8 @@
 #define FB_TRANSFER_UNOPENED 4
 
 // A call was refused when it was carried out, and has changed nothing. `status` and the text say why; `request` is the
-// request that the call was about, if `is_of_request` is 1.
+// request that the call was about, if `is_of_request` is 1. Of several parts of fb_sender_computed each is taken or
+// refused by itself; the text has the layer and origin of one that was refused, whose memory is the engine's.
 #define FB_TRANSFER_REFUSED 5
 
 // Sender: a receiver has given pages to `request`, and wants its tokens from `first` on.
@@ -3706,8 +3707,10 @@ fb_status fb_receiver_address(const struct fb_receiver *receiver,
 // receiver's. They are the engine's again when FB_TRANSFER_WHOLE or FB_TRANSFER_FAILED has come for the use, one of
 // which always comes, or when the receiver was destroyed. A page is in one use at a time.
 //
-// FB_OUT_OF_RANGE for too few pages, and for one that a plane does not have; FB_INVALID_STATE for a use whose end was
-// not taken. Both change nothing, and no event follows. Everything else that is wrong comes out as FB_TRANSFER_FAILED.
+// FB_OUT_OF_RANGE for too few pages, and for one that a plane does not have; FB_INVALID_STATE for a generation that is
+// not above those of all grants before. Both change nothing, and no event follows. Everything else that is wrong comes
+// out as FB_TRANSFER_FAILED. If fb_receiver_poll gives an error of its own, the receiver has ended: nothing is written
+// any more, and no event follows.
 //
 // Requires:
 // `wanted` states its real size, and has as many payloads as it says; `pages` has `page_count` entries.

@@ -212,6 +212,8 @@ impl Store for Planes {
 struct Told {
     /// Uses whose end has not been taken.
     open: BTreeSet<Fence>,
+    /// The generation that the next grant has at least.
+    next: u64,
     /// Payloads that have not been read.
     payloads: BTreeMap<(Fence, u8), Vec<u8>>,
 }
@@ -267,7 +269,12 @@ impl FbReceiver {
                 let mut seen = of(FB_TRANSFER_PAYLOAD, fence);
                 // A frame holds it.
                 (seen.event.payload, seen.event.payload_bytes) = (kind.into(), bytes.len() as u32);
-                self.told(|told| told.payloads.insert((fence, kind), bytes));
+                self.told(|told| {
+                    // Another thread may have taken the end of the use meanwhile.
+                    if told.open.contains(&fence) {
+                        told.payloads.insert((fence, kind), bytes);
+                    }
+                });
                 seen
             }
             Event::Whole { fence } => {
@@ -383,8 +390,10 @@ pub unsafe extern "C" fn fb_receiver_address(
 /// receiver's. They are the engine's again when FB_TRANSFER_WHOLE or FB_TRANSFER_FAILED has come for the use, one of
 /// which always comes, or when the receiver was destroyed. A page is in one use at a time.
 ///
-/// FB_OUT_OF_RANGE for too few pages, and for one that a plane does not have; FB_INVALID_STATE for a use whose end was
-/// not taken. Both change nothing, and no event follows. Everything else that is wrong comes out as FB_TRANSFER_FAILED.
+/// FB_OUT_OF_RANGE for too few pages, and for one that a plane does not have; FB_INVALID_STATE for a generation that is
+/// not above those of all grants before. Both change nothing, and no event follows. Everything else that is wrong comes
+/// out as FB_TRANSFER_FAILED. If fb_receiver_poll gives an error of its own, the receiver has ended: nothing is written
+/// any more, and no event follows.
 ///
 /// # Safety
 /// `wanted` states its real size, and has as many payloads as it says; `pages` has `page_count` entries.
@@ -418,17 +427,22 @@ pub unsafe extern "C" fn fb_receiver_grant(
             within: within(wanted.within_ms),
         };
         let pages = pages.to_vec();
-        if !receiver.told(|told| told.open.insert(fence)) {
-            return Err(Error::new(Kind::InvalidState, "transfer receiver")
-                .at("a use whose end was not taken")
-                .with("request", fence.request)
-                .with("generation", fence.generation));
-        }
-        receiver.thread.grant(grant, move |planes| {
-            planes.uses.insert(fence, pages);
+        // Under one lock, so that grants of several threads are queued in the order of their generations.
+        receiver.told(|told| {
+            if fence.generation < told.next {
+                return Err(Error::new(Kind::InvalidState, "transfer receiver")
+                    .at("a generation that is not above those of all grants before")
+                    .with("request", fence.request)
+                    .with("generation", fence.generation));
+            }
+            told.next = fence.generation.saturating_add(1);
+            told.open.insert(fence);
+            receiver.thread.grant(grant, move |planes| {
+                planes.uses.insert(fence, pages);
+                Ok(())
+            });
             Ok(())
-        });
-        Ok(())
+        })
     })
 }
 
@@ -553,7 +567,11 @@ pub unsafe extern "C" fn fb_receiver_stats(receiver: *const FbReceiver, stats: *
 /// Nothing beyond the conventions at the top of the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_receiver_destroy(receiver: *mut FbReceiver) -> FbStatus {
-    handle::end(receiver, |_| Ok(()))
+    handle::end(receiver, |receiver| {
+        // While the handle is valid: another destroy is FB_BUSY until nothing is written any more.
+        receiver.thread.end();
+        Ok(())
+    })
 }
 
 #[cfg(test)]

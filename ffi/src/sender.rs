@@ -596,5 +596,8 @@ pub unsafe extern "C" fn fb_sender_end(sender: *mut FbSender) -> FbStatus {
 /// Nothing writes to the sender's memory any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fb_sender_destroy(sender: *mut FbSender) -> FbStatus {
-    handle::end(sender, |_| Ok(()))
+    handle::end(sender, |sender| {
+        sender.thread = None;
+        Ok(())
+    })
 }

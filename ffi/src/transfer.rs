@@ -36,7 +36,8 @@ pub const FB_TRANSFER_LOST: u32 = 3;
 /// A connection did not open; `status` and the text say why. A sender tries again by itself.
 pub const FB_TRANSFER_UNOPENED: u32 = 4;
 /// A call was refused when it was carried out, and has changed nothing. `status` and the text say why; `request` is the
-/// request that the call was about, if `is_of_request` is 1.
+/// request that the call was about, if `is_of_request` is 1. Of several parts of fb_sender_computed each is taken or
+/// refused by itself; the text has the layer and origin of one that was refused, whose memory is the engine's.
 pub const FB_TRANSFER_REFUSED: u32 = 5;
 /// Sender: a receiver has given pages to `request`, and wants its tokens from `first` on.
 pub const FB_TRANSFER_GRANTED: u32 = 6;

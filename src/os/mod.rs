@@ -65,7 +65,7 @@ pub use refusal::io_text;
 pub(crate) use region::move_bytes;
 pub use region::{Protection, Region};
 pub(crate) use socket::connect;
-#[cfg(feature = "transfer")]
-pub(crate) use socket::is_refused;
 pub use socket::{Credentials, Received, credentials, receive, send, user, wait};
+#[cfg(feature = "transfer")]
+pub(crate) use socket::{is_refused, shutdown};
 pub(crate) use words::Words;

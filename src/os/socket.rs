@@ -186,6 +186,13 @@ pub fn is_refused(socket: impl AsFd, faults: &dyn Faults) -> Result<bool> {
     }
 }
 
+/// Ends a connection for both sides, also where another process has inherited the socket. What was sent still arrives.
+#[cfg(feature = "transfer")]
+pub fn shutdown(socket: impl AsFd) {
+    // One that is not connected has nothing to end.
+    let _ = nix::sys::socket::shutdown(socket.as_fd().as_raw_fd(), nix::sys::socket::Shutdown::Both);
+}
+
 /// The effective user of this process, to compare with [`Credentials::user`].
 pub fn user() -> u32 {
     // SAFETY: the call reads a number of the process and cannot fail.

@@ -51,7 +51,7 @@ pub struct Pass {
     pub link_rate: f64,
     /// Bytes a second that a core of the receiver checks and stores.
     pub store_rate: f64,
-    /// Microseconds from a part's last byte to its acknowledgement at the sender.
+    /// Microseconds from when a part is stored to its acknowledgement at the sender.
     pub acknowledge_us: f64,
     /// Parts of the ring.
     pub depth: u32,
@@ -83,7 +83,7 @@ pub struct Layered {
     pub alone_us: f64,
     /// Of that time the share that is not exposed.
     pub hidden: f64,
-    /// The share of [`Layered::compute_us`] in which the link is busy.
+    /// How long the link is busy, as a share of [`Layered::compute_us`].
     pub link_load: f64,
     /// By what share of the computation alone the pass takes longer.
     pub slowed: f64,

@@ -86,12 +86,21 @@ pub struct SendingEnd<F> {
     /// Frames that had no room, by connection.
     refused: BTreeMap<u32, Vec<u8>>,
     frame: Vec<u8>,
+    /// Why it can no longer work, until all that happened before was given.
+    broken: Option<Error>,
 }
 
 impl<F: SenderFabric> SendingEnd<F> {
     /// A machine without connections and its end of a fabric.
     pub const fn new(machine: Sender, fabric: F) -> SendingEnd<F> {
-        SendingEnd { machine, fabric, polled: VecDeque::new(), refused: BTreeMap::new(), frame: Vec::new() }
+        SendingEnd {
+            machine,
+            fabric,
+            polled: VecDeque::new(),
+            refused: BTreeMap::new(),
+            frame: Vec::new(),
+            broken: None,
+        }
     }
 
     /// The next thing that the engine has to know, or none for now.
@@ -99,9 +108,22 @@ impl<F: SenderFabric> SendingEnd<F> {
     /// # Errors
     /// Those of [`Fabric::poll`](crate::transfer::fabric::Fabric::poll), and of [`Sender::poll`].
     pub fn poll(&mut self, now: Duration) -> Result<Option<Polled<sender::Event>>> {
-        if let Some(polled) = self.polled.pop_front() {
-            return Ok(Some(polled));
+        let mut more = false;
+        if self.polled.is_empty() && self.broken.is_none() {
+            match self.turn(now) {
+                Ok(may_be_more) => more = may_be_more,
+                Err(error) => self.broken = Some(error),
+            }
+            self.settle();
         }
+        match self.polled.pop_front() {
+            Some(polled) => Ok(Some(polled)),
+            None => self.broken.take().map_or(Ok(more.then_some(Polled::More)), Err),
+        }
+    }
+
+    /// Takes what has happened, and does what the machine wants. Whether there may be more.
+    fn turn(&mut self, now: Duration) -> Result<bool> {
         let mut more = true;
         for _ in 0..EVENTS {
             let Some(happened) = self.fabric.poll(&mut self.frame)? else {
@@ -113,14 +135,19 @@ impl<F: SenderFabric> SendingEnd<F> {
         while let Some(action) = self.machine.poll(now, &mut self.fabric, &mut self.frame)? {
             self.act(action);
         }
-        Ok(self.polled.pop_front().or(more.then_some(Polled::More)))
+        Ok(more)
+    }
+
+    /// Takes what the machine has said.
+    fn settle(&mut self) {
+        while let Some(event) = self.machine.event() {
+            self.polled.push_back(Polled::Event(event));
+        }
     }
 
     /// Says something after what the machine has said.
     fn say(&mut self, polled: Polled<sender::Event>) {
-        while let Some(event) = self.machine.event() {
-            self.polled.push_back(Polled::Event(event));
-        }
+        self.settle();
         self.polled.push_back(polled);
     }
 
@@ -232,6 +259,8 @@ pub struct ReceivingEnd<F> {
     /// A lost connection of which the machine is yet to learn that nothing lands any more.
     destroyed: Option<u32>,
     frame: Vec<u8>,
+    /// Why it can no longer work, until all that happened before was given.
+    broken: Option<Error>,
 }
 
 /// A fabric fetches, and the engine stores.
@@ -264,6 +293,7 @@ impl<F: ReceiverFabric> ReceivingEnd<F> {
             refused: BTreeMap::new(),
             destroyed: None,
             frame: Vec::new(),
+            broken: None,
         }
     }
 
@@ -272,9 +302,22 @@ impl<F: ReceiverFabric> ReceivingEnd<F> {
     /// # Errors
     /// Those of [`Fabric::poll`](crate::transfer::fabric::Fabric::poll), and [`Kind::OutOfMemory`].
     pub fn poll(&mut self, now: Duration, store: &mut impl Store) -> Result<Option<Polled<receiver::Event>>> {
-        if let Some(polled) = self.polled.pop_front() {
-            return Ok(Some(polled));
+        let mut more = false;
+        if self.polled.is_empty() && self.broken.is_none() {
+            match self.turn(now, store) {
+                Ok(may_be_more) => more = may_be_more,
+                Err(error) => self.broken = Some(error),
+            }
+            self.settle();
         }
+        match self.polled.pop_front() {
+            Some(polled) => Ok(Some(polled)),
+            None => self.broken.take().map_or(Ok(more.then_some(Polled::More)), Err),
+        }
+    }
+
+    /// Takes what has happened, and does what the machine wants. Whether there may be more.
+    fn turn(&mut self, now: Duration, store: &mut impl Store) -> Result<bool> {
         // After an error it is said again.
         self.destroy()?;
         let (mut frames, mut more) = (0, true);
@@ -290,7 +333,34 @@ impl<F: ReceiverFabric> ReceivingEnd<F> {
             }
         }
         self.act(now);
-        Ok(self.polled.pop_front().or(more.then_some(Polled::More)))
+        Ok(more)
+    }
+
+    /// Gives a use of pages up, and says so, as [`Event::Failed`](receiver::Event::Failed) with [`Kind::Cancelled`]
+    /// after what has happened before. Nothing is stored for it any more.
+    ///
+    /// # Errors
+    /// Those of [`Receiver::abort`].
+    pub fn abort(&mut self, fence: Fence) -> Result<()> {
+        self.settle();
+        self.machine.abort(fence)?;
+        let error = Error::new(Kind::Cancelled, "transfer receiver").at("aborted here");
+        // Before what the abort has brought about.
+        let error = error.with("request", fence.request);
+        self.polled.push_back(Polled::Event(receiver::Event::Failed { fence, error }));
+        Ok(())
+    }
+
+    /// Says that a use of pages has failed that the machine does not know.
+    pub(super) fn fail(&mut self, fence: Fence, error: Error) {
+        self.say(Polled::Event(receiver::Event::Failed { fence, error }));
+    }
+
+    /// Takes what the machine has said.
+    fn settle(&mut self) {
+        while let Some(event) = self.machine.event() {
+            self.polled.push_back(Polled::Event(event));
+        }
     }
 
     /// Does what the machine wants.
@@ -318,9 +388,7 @@ impl<F: ReceiverFabric> ReceivingEnd<F> {
 
     /// Says something after what the machine has said.
     fn say(&mut self, polled: Polled<receiver::Event>) {
-        while let Some(event) = self.machine.event() {
-            self.polled.push_back(Polled::Event(event));
-        }
+        self.settle();
         self.polled.push_back(polled);
     }
 

@@ -14,7 +14,7 @@ import weakref
 from typing import Any, Iterator, Sequence as Many
 
 from .cache import Cache, Stats
-from .errors import Closed, InvalidArgument
+from .errors import Busy, Closed, InvalidArgument
 from .transfer import Receiver, Sender
 
 _GAUGES = {
@@ -186,13 +186,14 @@ class TransferCollector:
                 try:
                     sent[(name,)] = sender.stats()
                     lags.update({(name, str(layer)): sender.lag(layer) for layer in layers})
-                except Closed:
+                except (Busy, Closed):
+                    # It is being closed.
                     sent.pop((name,), None)
         for name, of in tuple(self._receivers.items()):
             if (receiver := of()) is not None:
                 try:
                     received[(name,)] = receiver.stats()
-                except Closed:
+                except (Busy, Closed):
                     continue
         gauge, counter = self._families
         yield from _metrics(gauge, "sender", _SENDER_GAUGES, ["end"], sent)

@@ -335,7 +335,7 @@ def test_closing_in_any_order_and_what_is_left_of_the_memory(pairs: Callable[...
         assert (kept == 4).all() and len(set(alive) - before) == 1
         del kept
         gc.collect()
-        assert set(alive) == before
+        assert set(alive) <= before
         for call in (pair.sender.stats, pair.receiver.stats, pair.sender.poll, pair.receiver.fileno):
             with pytest.raises(forebay.Closed):
                 call()

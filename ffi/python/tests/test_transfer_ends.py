@@ -206,7 +206,7 @@ def test_an_interrupt_anywhere_leaves_no_thread_and_no_handle(tmp_path: Path) ->
                 swallowed.clear()
                 for handle in set(alive) - before:
                     assert handle.end(wait=True)
-            assert set(alive) == before and not threads(), count
+            assert set(alive) <= before and not threads(), count
             if not interrupt.raised:
                 break
             count += 1
@@ -233,4 +233,4 @@ def test_forgotten_ends_end(tmp_path: Path) -> None:
         assert threads() == [] and len(set(alive) - before) == bool(number)
         del kept
         gc.collect()
-        assert set(alive) == before and not os.listdir(tmp_path)
+        assert set(alive) <= before and not os.listdir(tmp_path)

@@ -451,7 +451,7 @@ fn pages_that_are_not_there_are_refused_at_once_and_change_nothing() {
     // The same use with right pages is new; once more it is not.
     assert_eq!(pair.grant(&wanted, &[1, 2, 3]), FbOk);
     assert_eq!(pair.grant(&wanted, &[4, 5, 6]), FbInvalidState);
-    assert!(text_of(pair.receiver).contains("a use whose end was not taken"));
+    assert!(text_of(pair.receiver).contains("a generation that is not above those of all grants before"));
     pair.begin(1);
     pair.compute(1);
     pair.finish(1);

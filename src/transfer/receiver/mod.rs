@@ -321,11 +321,6 @@ impl Receiver {
         self.events.pop_front()
     }
 
-    /// Whether a grant of this use of pages could be new: its generation is above those of all grants before.
-    pub const fn is_new(&self, fence: Fence) -> bool {
-        fence.generation >= self.next
-    }
-
     /// What it has moved.
     pub const fn counts(&self) -> Counts {
         self.counts

@@ -46,6 +46,12 @@ pub struct Connection {
     refused: Option<usize>,
 }
 
+impl Drop for Connection {
+    fn drop(&mut self) {
+        os::shutdown(&self.socket);
+    }
+}
+
 impl Connection {
     pub fn new(socket: OwnedFd, now: Instant) -> Connection {
         let (incoming, outgoing) = (Incoming::default(), Outgoing::default());

@@ -1,6 +1,5 @@
 //! A receiver's end and its thread.
 
-use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -52,8 +51,8 @@ pub struct ReceiveStatistics {
 struct Receiving<F, S> {
     end: ReceivingEnd<F>,
     store: S,
-    /// What the thread itself has to say, after what the machine has said before.
-    own: VecDeque<Event>,
+    /// The generation that the next grant has at least. Those of grants that failed count too.
+    next: u64,
     statistics: Arc<Mutex<ReceiveStatistics>>,
 }
 
@@ -77,13 +76,7 @@ impl<F: ReceiverFabric + Socket, S: Store> Drive for Receiving<F, S> {
     type Event = Event;
 
     fn poll(&mut self, now: Duration) -> Result<Option<Polled<Event>>> {
-        let mut polled = self.end.poll(now, &mut self.store)?;
-        // The machine has said all that it has to say. An end that is flooded says none never.
-        if matches!(polled, None | Some(Polled::More))
-            && let Some(event) = self.own.pop_front()
-        {
-            polled = Some(Polled::Event(event));
-        }
+        let polled = self.end.poll(now, &mut self.store)?;
         let (machine, mut statistics) = (&self.end.machine, self.statistics.lock());
         statistics.moved = machine.counts();
         statistics.reached = machine.quarantine().reached();
@@ -100,10 +93,7 @@ impl<F: ReceiverFabric + Socket, S: Store> Drive for Receiving<F, S> {
     }
 
     fn due(&self) -> Option<Duration> {
-        match self.own.is_empty() {
-            true => self.end.machine.due(),
-            false => Some(Duration::ZERO),
-        }
+        self.end.machine.due()
     }
 
     fn idle(&self) -> Duration {
@@ -132,7 +122,7 @@ impl<F: ReceiverFabric + Socket + Send + 'static, S: Store + Send + 'static> Rec
     /// [`Kind::OsRefused`] if there can be no thread, or no sockets to wake it.
     pub fn start(end: ReceivingEnd<F>, store: S) -> Result<ReceiveThread<F, S>> {
         let statistics = Arc::new(Mutex::new(ReceiveStatistics::default()));
-        let receiving = Receiving { end, store, own: VecDeque::new(), statistics: Arc::clone(&statistics) };
+        let receiving = Receiving { end, store, next: 0, statistics: Arc::clone(&statistics) };
         Ok(ReceiveThread { thread: Thread::start("forebay-receive", receiving)?, statistics })
     }
 }
@@ -143,11 +133,12 @@ impl<F: ReceiverFabric + Socket, S: Store> ReceiveThread<F, S> {
     /// not above those of all grants before is [`News::Refused`], because the use that it names may be arriving.
     pub fn grant(&self, grant: Grant, prepare: impl FnOnce(&mut S) -> Result<()> + Send + 'static) {
         self.thread.call(Some(grant.fence.request), move |receiving, now| {
-            if !receiving.end.machine.is_new(grant.fence) {
+            if grant.fence.generation < receiving.next {
                 return Err(Error::new(Kind::InvalidState, "transfer receiver")
                     .at("a generation that was used")
                     .with("request", grant.fence.request));
             }
+            receiving.next = grant.fence.generation.saturating_add(1);
             let wanted = Wanted {
                 fence: grant.fence,
                 tokens: grant.tokens,
@@ -158,8 +149,9 @@ impl<F: ReceiverFabric + Socket, S: Store> ReceiveThread<F, S> {
                 deadline: grant.within.map(|within| now.saturating_add(within)),
             };
             let granted = prepare(&mut receiving.store).and_then(|()| receiving.end.machine.grant(&wanted));
-            let failed = |error| Event::Failed { fence: grant.fence, error };
-            receiving.own.extend(granted.err().map(failed));
+            if let Err(error) = granted {
+                receiving.end.fail(grant.fence, error);
+            }
             Ok(())
         });
     }
@@ -168,18 +160,11 @@ impl<F: ReceiverFabric + Socket, S: Store> ReceiveThread<F, S> {
     /// it is done, unless the request has ended before.
     pub fn abort(&self, fence: Fence) {
         self.thread.call(Some(fence.request), move |receiving, _| {
-            match receiving.end.machine.abort(fence) {
+            match receiving.end.abort(fence) {
                 // It has ended before, and was told so.
-                Err(error) if error.kind() == Kind::Closed && !receiving.end.machine.is_new(fence) => {
-                    return Ok(());
-                }
-                aborted => aborted?,
+                Err(error) if error.kind() == Kind::Closed && fence.generation < receiving.next => Ok(()),
+                aborted => aborted,
             }
-            let error = Error::new(Kind::Cancelled, "transfer receiver")
-                .at("aborted here")
-                .with("request", fence.request);
-            receiving.own.push_back(Event::Failed { fence, error });
-            Ok(())
         });
     }
 
@@ -207,6 +192,12 @@ impl<F: ReceiverFabric + Socket, S: Store> ReceiveThread<F, S> {
     /// What is readable while there are events, and after the thread has ended by itself.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.thread.descriptor()
+    }
+
+    /// Ends the thread: when this returns, connections are closed, and nothing is stored any more. Calls do nothing then,
+    /// and `poll` gives what is left.
+    pub fn end(&self) {
+        self.thread.end();
     }
 
     /// What it has seen.

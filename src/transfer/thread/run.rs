@@ -41,7 +41,8 @@ pub enum News<E> {
         /// Why.
         why: Error,
     },
-    /// A call was refused when it was carried out. It has changed nothing.
+    /// A call was refused when it was carried out, and has changed nothing. Of several parts of a call the others are
+    /// taken.
     Refused {
         /// The request that the call was about, if it was about one.
         request: Option<u64>,
@@ -168,7 +169,7 @@ impl<D: Drive> Drop for Ending<D> {
 /// A thread and its end.
 pub struct Thread<D: Drive> {
     shared: Arc<Shared<D>>,
-    thread: Option<thread::JoinHandle<()>>,
+    thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
 impl<D: Drive> fmt::Debug for Thread<D> {
@@ -205,7 +206,7 @@ impl<D: Drive<Event: Send> + Send + 'static> Thread<D> {
             .name(name.to_owned())
             .spawn(run)
             .map_err(|error| Error::new(Kind::OsRefused, "transfer thread").at(io_text(&error)))?;
-        Ok(Thread { shared, thread: Some(spawned) })
+        Ok(Thread { shared, thread: Mutex::new(Some(spawned)) })
     }
 }
 
@@ -271,14 +272,24 @@ impl<D: Drive> Thread<D> {
     }
 }
 
-impl<D: Drive> Drop for Thread<D> {
-    fn drop(&mut self) {
+impl<D: Drive> Thread<D> {
+    /// Ends the thread and waits for that. Its descriptor is readable then.
+    pub fn end(&self) {
         self.shared.calls.lock().stops = true;
         self.shared.wake.wake();
+        let thread = self.thread.lock().take();
         // A call may have owned what is dropped here, on the thread itself.
-        if let Some(thread) = self.thread.take().filter(|of| of.thread().id() != thread::current().id()) {
+        if let Some(thread) = thread.filter(|of| of.thread().id() != thread::current().id()) {
             // One that panicked has said so.
             let _ = thread.join();
         }
+        // Also for a process that has inherited the descriptor, to which its closing would show nothing.
+        self.shared.news.wake();
+    }
+}
+
+impl<D: Drive> Drop for Thread<D> {
+    fn drop(&mut self) {
+        self.end();
     }
 }

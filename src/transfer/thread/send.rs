@@ -174,7 +174,8 @@ impl<F: SenderFabric + Socket> SendThread<F> {
             let request = part.request;
             let call = move |sending: &mut Sending<F>, _: Duration| {
                 let computed = |machine: &mut Sender| machine.computed(std::slice::from_ref(&part));
-                if sending.unless_over(request, computed)? {
+                let taken = sending.unless_over(request, computed);
+                if taken.map_err(|error| error.with("layer", part.layer).with("origin", part.origin))? {
                     let held = sending.computed.entry((request, part.origin)).or_default();
                     held.push_back(Since { layer: part.layer, at });
                     sending.statistics.lock().held += 1;
@@ -234,6 +235,12 @@ impl<F: SenderFabric + Socket> SendThread<F> {
     /// What is readable while there are events, and after the thread has ended by itself.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.thread.descriptor()
+    }
+
+    /// Ends the thread: when this returns, connections are closed, and nothing is read any more. Calls do nothing then,
+    /// and `poll` gives what is left.
+    pub fn end(&self) {
+        self.thread.end();
     }
 
     /// What it has seen.

@@ -93,8 +93,15 @@ class TransferEnd(BareHandled, Generic[_Event]):
             if event is not None:
                 return event
             # A descriptor of its own: several tasks may wait, and closing the object ends no wait unnoticed.
-            descriptor = os.dup(self.fileno())
             try:
+                descriptor = os.dup(self.fileno())
+            except OSError:
+                # Another thread has closed it since.
+                continue
+            try:
+                if self.closed:
+                    # What the descriptor names may be another file by now.
+                    continue
                 ready = asyncio.Event()
                 loop.add_reader(descriptor, ready.set)
                 try:

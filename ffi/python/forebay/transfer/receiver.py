@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from typing import Any, NamedTuple, Sequence as Many, Union
 
 from .._library import check, check_created, ffi, lib, new_text, sized
@@ -115,6 +116,7 @@ class Receiver(TransferEnd[ReceiverEvent]):
         self._start(_ReceiverHandle(owners), create, lib.fb_receiver_poll, lib.fb_receiver_descriptor)
         del kept, also_kept
         self._generations = itertools.count(1)
+        self._granting = threading.Lock()
         text = ffi.new("char[]", _ADDRESS_BYTES)
         check(lib.fb_receiver_address(self._pointer, text, len(text)), self._pointer)
         self.address = os.fsdecode(ffi.string(text))
@@ -148,21 +150,23 @@ class Receiver(TransferEnd[ReceiverEvent]):
 
         Raises:
             OutOfRange: too few pages, or one that a plane does not have. Nothing has changed.
-            InvalidState: a use of this name whose end was not taken.
+            InvalidState: a generation that is not above those of all grants before.
             InvalidArgument, Closed. Everything else that is wrong comes out as `Failed`.
         """
         wanted = sized("fb_wanted")
         instance, replica = sender
-        number = next(self._generations) if generation is None else generation
-        use = Use(index(request, "request", BYTES_MAX), index(number, "generation", BYTES_MAX))
-        wanted.request, wanted.generation = use
         wanted.instance, wanted.replica = index(instance, "sender", BYTES_MAX), index(replica, "sender")
         wanted.tokens, wanted.first = index(tokens, "tokens"), index(first, "first")
         wanted.within_ms = within_ms(within)
         kinds = ffi.new("uint8_t[]", [index(kind, "payloads", most=255) for kind in payloads])
         wanted.payloads, wanted.payload_count = kinds, len(kinds)
         listed = ffi.new("uint32_t[]", [index(page, "pages") for page in pages])
-        check(lib.fb_receiver_grant(self._pointer, wanted, listed, len(listed)), self._pointer)
+        # Grants of several threads have to be called in the order of their generations.
+        with self._granting:
+            number = next(self._generations) if generation is None else generation
+            use = Use(index(request, "request", BYTES_MAX), index(number, "generation", BYTES_MAX))
+            wanted.request, wanted.generation = use
+            check(lib.fb_receiver_grant(self._pointer, wanted, listed, len(listed)), self._pointer)
         return use
 
     def abort(self, use: Use) -> None:
