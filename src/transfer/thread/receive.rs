@@ -194,8 +194,8 @@ impl<F: ReceiverFabric + Socket, S: Store> ReceiveThread<F, S> {
         self.thread.descriptor()
     }
 
-    /// Ends the thread: when this returns, connections are closed, and nothing is stored any more. Calls do nothing then,
-    /// and `poll` gives what is left.
+    /// Ends the thread: when this returns, connections are closed, and nothing is stored any more. Calls do nothing
+    /// then, and `poll` gives what is left.
     pub fn end(&self) {
         self.thread.end();
     }
