@@ -31,13 +31,20 @@ class TransferEnd(BareHandled, Generic[_Event]):
     """
 
     _look: Callable[[Any, Any], int]
-    _fileno: Callable[[Any], int]
+    _fileno: Any
 
     def _start(self, handle: BareHandle, call: Callable[[Any], object], poll: Any, descriptor: Any) -> None:
         """Makes the handle by `call`."""
         self._make(handle, call)
         self._look = lambda text, event: int(poll(self._pointer, 0, text, len(text), event))
-        self._fileno = lambda into: int(descriptor(self._pointer, into))
+        self._fileno = descriptor
+
+    def _call(self, call: Any, *given: Any) -> None:
+        """Calls the library, and raises its error."""
+        # Another thread may be inside to close the object, which is closed in a moment.
+        while (status := call(self._pointer, *given)) == lib.FB_BUSY:
+            time.sleep(_MOMENT)
+        check(status, self._pointer)
 
     def _payload(self, use: Use, event: Any) -> bytes:
         raise NotImplementedError
@@ -50,7 +57,7 @@ class TransferEnd(BareHandled, Generic[_Event]):
             Closed.
         """
         into = ffi.new("int32_t *")
-        check(self._fileno(into), self._pointer)
+        self._call(self._fileno, into)
         return int(into[0])
 
     def poll(self, at_most: float | None = 0) -> _Event | None:

@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any, NamedTuple, Sequence as Many, Union
 
-from .._library import check, check_created, ffi, lib, new_text, sized
+from .._library import check_created, ffi, lib, new_text, sized
 from ..arrays import Tensor
 from ..errors import InvalidArgument
 from ..handle import BareHandle
@@ -118,7 +118,7 @@ class Receiver(TransferEnd[ReceiverEvent]):
         self._generations = itertools.count(1)
         self._granting = threading.Lock()
         text = ffi.new("char[]", _ADDRESS_BYTES)
-        check(lib.fb_receiver_address(self._pointer, text, len(text)), self._pointer)
+        self._call(lib.fb_receiver_address, text, len(text))
         self.address = os.fsdecode(ffi.string(text))
 
     def grant(
@@ -166,7 +166,7 @@ class Receiver(TransferEnd[ReceiverEvent]):
             number = next(self._generations) if generation is None else generation
             use = Use(index(request, "request", BYTES_MAX), index(number, "generation", BYTES_MAX))
             wanted.request, wanted.generation = use
-            check(lib.fb_receiver_grant(self._pointer, wanted, listed, len(listed)), self._pointer)
+            self._call(lib.fb_receiver_grant, wanted, listed, len(listed))
         return use
 
     def abort(self, use: Use) -> None:
@@ -178,7 +178,7 @@ class Receiver(TransferEnd[ReceiverEvent]):
         """
         request, generation = use
         numbers = index(request, "request", BYTES_MAX), index(generation, "generation", BYTES_MAX)
-        check(lib.fb_receiver_abort(self._pointer, *numbers), self._pointer)
+        self._call(lib.fb_receiver_abort, *numbers)
 
     def stats(self) -> ReceiverStats:
         """What it has seen. Any thread may call it at any time.
@@ -187,13 +187,12 @@ class Receiver(TransferEnd[ReceiverEvent]):
             Closed.
         """
         found = sized("fb_received")
-        check(lib.fb_receiver_stats(self._pointer, found), self._pointer)
+        self._call(lib.fb_receiver_stats, found)
         return ReceiverStats(*(int(getattr(found, name)) for name in ReceiverStats._fields))
 
     def _payload(self, use: Use, event: Any) -> bytes:
         room = ffi.new("uint8_t[]", max(1, event.payload_bytes))
-        status = lib.fb_receiver_payload(self._pointer, *use, event.payload, room, event.payload_bytes)
-        check(status, self._pointer)
+        self._call(lib.fb_receiver_payload, *use, event.payload, room, event.payload_bytes)
         return bytes(ffi.buffer(room, event.payload_bytes))
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Sequence as Many
 
 import numpy as np
 
-from .._library import check, check_created, ffi, lib, new_text, sized, text_bytes
+from .._library import check_created, ffi, lib, new_text, sized, text_bytes
 from ..device import give_up
 from ..errors import InvalidArgument
 from ..handle import BareHandle
@@ -178,7 +178,7 @@ class Sender(TransferEnd[SenderEvent]):
         self._start(handle, create, lib.fb_sender_poll, lib.fb_sender_descriptor)
         del kept, also_kept
         address, size = ffi.new("void **"), ffi.new("uint64_t *")
-        check(lib.fb_sender_memory(self._pointer, address, size), self._pointer)
+        self._call(lib.fb_sender_memory, address, size)
         memory = _Memory(int(ffi.cast("uintptr_t", address[0])), size[0])
         handle.lend(memory)
         self.memory = np.asarray(memory)
@@ -209,7 +209,7 @@ class Sender(TransferEnd[SenderEvent]):
             InvalidConfig: no address. One that the sender may not use comes out as `Refused`.
             Closed.
         """
-        check(lib.fb_sender_add(self._pointer, address_bytes(address)), self._pointer)
+        self._call(lib.fb_sender_add, address_bytes(address))
 
     def remove(self, address: str | os.PathLike[str]) -> None:
         """Connects to the receiver at `address` no longer. A connection to it is lost.
@@ -217,7 +217,7 @@ class Sender(TransferEnd[SenderEvent]):
         Raises:
             InvalidConfig, Closed: as `add`.
         """
-        check(lib.fb_sender_remove(self._pointer, address_bytes(address)), self._pointer)
+        self._call(lib.fb_sender_remove, address_bytes(address))
 
     def begin(self, request: int, tokens: int, within: float | None = None) -> None:
         """A request is computed here. `request` is the number of this try at it: no other try has the same, here or at
@@ -227,9 +227,7 @@ class Sender(TransferEnd[SenderEvent]):
             InvalidArgument, Closed.
         """
         number = index(request, "request", BYTES_MAX)
-        check(
-            lib.fb_sender_begin(self._pointer, number, index(tokens, "tokens"), within_ms(within)), self._pointer
-        )
+        self._call(lib.fb_sender_begin, number, index(tokens, "tokens"), within_ms(within))
 
     def computed(self, parts: Many[Computed]) -> None:
         """Says that parts are computed and written, at most 16,384. Call it when the copies into `memory` have run, not
@@ -250,7 +248,7 @@ class Sender(TransferEnd[SenderEvent]):
                 first, at, size = part.chunk
                 to.chunk_first, to.chunk_at = index(first, "chunk"), index(at, "chunk")
                 to.chunk_slice = index(size, "chunk", least=1)
-        check(lib.fb_sender_computed(self._pointer, listed, len(parts)), self._pointer)
+        self._call(lib.fb_sender_computed, listed, len(parts))
 
     def payload(self, request: int, payload: int, data: bytes) -> None:
         """Adds a payload of a kind below 256, such as the first token, which reaches each receiver whole.
@@ -262,7 +260,7 @@ class Sender(TransferEnd[SenderEvent]):
         if not isinstance(data, bytes):
             raise InvalidArgument("data", type(data).__name__, "bytes")
         number, kind = index(request, "request", BYTES_MAX), index(payload, "payload")
-        check(lib.fb_sender_payload(self._pointer, number, kind, data, len(data)), self._pointer)
+        self._call(lib.fb_sender_payload, number, kind, data, len(data))
 
     def finish(self, request: int) -> None:
         """Says that all of a request is computed. `Ended` follows when its receivers have it.
@@ -270,7 +268,7 @@ class Sender(TransferEnd[SenderEvent]):
         Raises:
             InvalidArgument, Closed.
         """
-        check(lib.fb_sender_finish(self._pointer, index(request, "request", BYTES_MAX)), self._pointer)
+        self._call(lib.fb_sender_finish, index(request, "request", BYTES_MAX))
 
     def abort(self, request: int) -> None:
         """Gives a request up. Its rows are free when `Ended` has come, and not before.
@@ -278,7 +276,7 @@ class Sender(TransferEnd[SenderEvent]):
         Raises:
             InvalidArgument, Closed.
         """
-        check(lib.fb_sender_abort(self._pointer, index(request, "request", BYTES_MAX)), self._pointer)
+        self._call(lib.fb_sender_abort, index(request, "request", BYTES_MAX))
 
     def stats(self) -> SenderStats:
         """What it has seen. Any thread may call it at any time.
@@ -287,7 +285,7 @@ class Sender(TransferEnd[SenderEvent]):
             Closed.
         """
         found = sized("fb_sent")
-        check(lib.fb_sender_stats(self._pointer, found), self._pointer)
+        self._call(lib.fb_sender_stats, found)
         counts = (found.done, found.failed, found.held, found.runs, found.again, found.repeats)
         return SenderStats(*counts, found.exposed_ns / 1e9, found.exposed_longest_ns / 1e9)
 
@@ -298,7 +296,7 @@ class Sender(TransferEnd[SenderEvent]):
             InvalidArgument, Closed.
         """
         found = sized("fb_lag")
-        check(lib.fb_sender_lag(self._pointer, index(layer, "layer"), found), self._pointer)
+        self._call(lib.fb_sender_lag, index(layer, "layer"), found)
         return Lag(found.count, found.total_ns / 1e9, found.longest_ns / 1e9)
 
     def _payload(self, use: Use, event: Any) -> bytes:
