@@ -311,7 +311,9 @@ impl World {
                         let (sequence, ..) = decode.arriving[&fence];
                         drop(decode.cache.join(sequence, decode.copies).unwrap());
                     }
-                    receiver::Action::Event(receiver::Event::Drained { .. }) => {}
+                    receiver::Action::Event(
+                        receiver::Event::Met { .. } | receiver::Event::Drained { .. },
+                    ) => {}
                     other => panic!("{other:?}"),
                 }
             }
