@@ -135,7 +135,7 @@ fn text(all: &[(Pass, Layered)], look: Look) -> String {
         };
         format!(
             "{}; the GPU stages at {} GB/s; {digests} at {} GB/s; the link moves {} GB/s; a ring of {}, acknowledged \
-             {} ms after their last byte.",
+             {} ms after they are stored.",
             counted(pass.layers, "layer"),
             rate(pass.stage_rate),
             rate(pass.store_rate),
