@@ -4,8 +4,9 @@
 //! what has happened. Neither waits: a call is queued, and carried out in its turn. So the thread that launches a
 //! layer's kernels spends microseconds, although rows are read for their digests, copied and stored meanwhile.
 //!
-//! **States.** The thread runs from `start` until `end`, until it is dropped, or until its end of the fabric fails. Then
-//! connections are closed, and nothing is read or stored any more. After a failure `poll` gives the error from then on.
+//! **States.** The thread runs from `start` until `end`, until it is dropped, or until its end of the fabric fails.
+//! Then connections are closed, and nothing is read or stored any more. After a failure `poll` gives the error from
+//! then on.
 //!
 //! **What comes of a call.** An error of a call comes out of `poll`, in its place among the events: as
 //! [`News::Refused`], or for a grant as its [`Event::Failed`](crate::transfer::receiver::Event::Failed). A call for a
