@@ -316,9 +316,10 @@ fn an_end_is_told_again_until_it_is_answered() {
     pair.check_nothing_left(&[fence]);
 }
 
-/// A use that ended takes nothing, even if a grant of it comes late; the next use of the request is another one.
+/// A request that its receiver has given up ends when it begins, and takes no grant that comes late; the next try at it
+/// is another request.
 #[test]
-fn a_grant_that_comes_after_its_end_is_none_and_the_request_can_be_granted_anew() {
+fn a_request_that_was_given_up_before_it_began_ends_when_it_begins() {
     for far in [false, true] {
         let mut pair = Pair::new(far, SENDING, RECEIVING);
         let first = pair.grant(4, TOKENS);
@@ -328,18 +329,54 @@ fn a_grant_that_comes_after_its_end_is_none_and_the_request_can_be_granted_anew(
         pair.settle();
         pair.check_nothing_left(&[first]);
         pair.to_sender.extend(grant.clone());
-        pair.send(4, TOKENS);
+        pair.settle();
+        pair.sender.begin(4, TOKENS, None).unwrap();
         pair.to_sender.extend(grant);
         pair.settle();
+        assert_eq!(pair.ended(4), [Reason::Aborted]);
+        assert_eq!(pair.compute(4, 0, TOKENS).unwrap_err().kind(), Kind::Closed);
         assert!(pair.writes.is_empty() && pair.notices().is_empty(), "it sends for a use that has ended");
         assert!(!pair.at_sender.iter().any(|event| matches!(event, sender::Event::Granted { .. })));
-        let second = pair.grant(4, TOKENS);
+        let second = pair.grant(5, TOKENS);
+        pair.send(5, TOKENS);
         pair.settle();
         assert!(pair.is_whole(second));
         pair.check_rows(second, 0..TOKENS);
         pair.check_rows(first, 0..0);
         pair.check_nothing_left(&[first, second]);
     }
+}
+
+/// So does one whose grant came before it began, if the connection is lost in between.
+#[test]
+fn a_request_whose_receiver_was_lost_before_it_began_ends_when_it_begins() {
+    let mut pair = Pair::usual();
+    pair.grant(4, TOKENS);
+    pair.settle();
+    pair.cut();
+    pair.sender.begin(4, TOKENS, None).unwrap();
+    while pair.poll_sender() {}
+    assert_eq!(pair.ended(4), [Reason::PeerLost]);
+}
+
+/// Of the requests that were given up before they began the newest are remembered.
+#[test]
+fn requests_that_were_given_up_before_they_began_take_bounded_room() {
+    const REMEMBERED: u64 = 1 << 10;
+    let mut pair = Pair::usual();
+    for request in 0..REMEMBERED + 2 {
+        let mut end = Vec::new();
+        let fence = Fence { request, generation: request };
+        Frame::End { fence, reason: Reason::TimedOut }.encode(&mut end);
+        pair.sender.frame(LINK, &end).unwrap();
+        while pair.poll_sender() {}
+    }
+    for request in [0, 1, 2, REMEMBERED + 1] {
+        pair.sender.begin(request, TOKENS, None).unwrap();
+    }
+    while pair.poll_sender() {}
+    let ended = [0, 1, 2, REMEMBERED + 1].map(|request| pair.ended(request).len());
+    assert_eq!(ended, [0, 0, 1, 1]);
 }
 
 /// A notice of a use that has ended moves nothing, and the sender hears that it has.

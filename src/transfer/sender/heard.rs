@@ -7,7 +7,7 @@ use crate::transfer::frames::{Answer, Frame, Grant, Reason};
 use crate::transfer::quarantine::Fence;
 use crate::transfer::sender::line::{Failing, Job, What};
 use crate::transfer::sender::request::{Granted, Landing, Target};
-use crate::transfer::sender::{Early, Event, Sender, count};
+use crate::transfer::sender::{Early, Event, REMEMBERED, Sender, count};
 
 const OPERATION: &str = "transfer sender";
 
@@ -39,6 +39,10 @@ impl Sender {
             Frame::Answer(_) => return foreign("an answer to what was not told"),
             Frame::End { fence, reason: Reason::Done } if self.is_early(index, fence) => {
                 self.end_early(index, fence)?;
+            }
+            Frame::End { fence, reason } if self.is_early(index, fence) => {
+                self.give_up_early(fence.request, reason);
+                self.end(link, fence, reason)?;
             }
             Frame::End { fence, reason } => {
                 if !self.lines.get(index).is_some_and(|line| line.has_ended(fence)) {
@@ -230,6 +234,17 @@ impl Sender {
         let (replica, landing) = (self.own.rank.replica, Vec::new());
         self.early.push(Early { link, fence, tokens: 0, first: 0, replica, landing, done: true });
         Ok(())
+    }
+
+    /// A request that has not begun was given up by a receiver, or lost one. It fails when it begins. Of those that do
+    /// not begin the newest are remembered; what is forgotten waits for its deadline.
+    pub(super) fn give_up_early(&mut self, request: u64, reason: Reason) {
+        if !self.given_up.iter().any(|(of, _)| *of == request) {
+            self.given_up.push_back((request, reason));
+        }
+        while self.given_up.len() > REMEMBERED.max(self.options.requests as usize) {
+            self.given_up.pop_front();
+        }
     }
 
     /// A request begins of which a receiver has all it wants.

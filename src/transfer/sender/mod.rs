@@ -212,6 +212,8 @@ pub struct Sender {
     requests: BTreeMap<u64, Sending>,
     deadlines: BTreeSet<(Duration, u64)>,
     early: Vec<Early>,
+    /// Requests that were given up before they began here.
+    given_up: VecDeque<(u64, Reason)>,
     ended: VecDeque<(u64, Reason)>,
     events: VecDeque<Event>,
     /// The number of the next write.
@@ -245,6 +247,7 @@ impl Sender {
             requests: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             early: Vec::new(),
+            given_up: VecDeque::new(),
             ended: VecDeque::new(),
             events: VecDeque::new(),
             writes: 0,
@@ -293,7 +296,11 @@ impl Sender {
     pub fn disconnect(&mut self, link: u32) {
         let Some(index) = self.lines.iter().position(|line| line.link == link) else { return };
         self.lines.remove(index);
-        self.early.retain(|early| early.link != link);
+        for early in self.early.extract_if(.., |early| early.link == link).collect::<Vec<_>>() {
+            if !early.done {
+                self.give_up_early(early.fence.request, Reason::PeerLost);
+            }
+        }
         let mut named = Vec::new();
         for (request, sending) in &mut self.requests {
             for grant in sending.grants.iter_mut().filter(|grant| grant.link == link) {
@@ -310,9 +317,9 @@ impl Sender {
         }
     }
 
-    /// A request whose prompt is computed here. At `deadline` it fails, if it is not over by then: a receiver may have
-    /// gone before it granted, or given the request up before it began here. Without a deadline the engine has to give
-    /// up what the router says has ended.
+    /// A request whose prompt is computed here. If a receiver has given it up already, it ends at once. At `deadline` it
+    /// fails, if it is not over by then: a receiver may have gone before it granted. Without a deadline the engine has
+    /// to give up what the router says has ended.
     ///
     /// # Errors
     /// [`Kind::InvalidState`] for one that has begun and not ended; [`Kind::Exhausted`]; [`Kind::OutOfRange`] for one
@@ -331,10 +338,8 @@ impl Sender {
         self.ended.retain(|(ended, _)| *ended != request);
         self.requests.insert(request, Sending::new(tokens, deadline));
         self.deadlines.extend(deadline.map(|deadline| (deadline, request)));
-        let all = std::mem::take(&mut self.early).into_iter();
-        let (own, others): (Vec<_>, Vec<_>) = all.partition(|early| early.fence.request == request);
-        self.early = others;
-        for early in own {
+        let own = self.early.extract_if(.., |early| early.fence.request == request);
+        for early in own.collect::<Vec<_>>() {
             let link = early.link;
             let granted = match early.done {
                 true => self.ended_early(link, early.fence),
@@ -343,6 +348,11 @@ impl Sender {
             if granted.is_err() {
                 self.lines.iter_mut().filter(|line| line.link == link).for_each(|line| line.broken = true);
             }
+        }
+        let given_up = self.given_up.iter().position(|(of, _)| *of == request);
+        if let Some((_, reason)) = given_up.and_then(|place| self.given_up.remove(place)) {
+            self.fail(request, reason);
+            self.clear(request);
         }
         Ok(())
     }
