@@ -67,5 +67,5 @@ pub use region::{Protection, Region};
 pub(crate) use socket::connect;
 pub use socket::{Credentials, Received, credentials, receive, send, user, wait};
 #[cfg(feature = "transfer")]
-pub(crate) use socket::{is_refused, shutdown};
+pub(crate) use socket::{has_hung_up, is_refused, shutdown};
 pub(crate) use words::Words;

@@ -156,6 +156,25 @@ pub fn wait(sockets: &[(BorrowedFd<'_>, bool)], at_most: Duration, faults: &dyn 
     }
 }
 
+/// Whether the other end of a connection of this host (a Unix socket) has closed it, or has ended. What it sent before
+/// may still be there.
+///
+/// # Errors
+/// [`Kind::OsRefused`].
+#[cfg(feature = "transfer")]
+pub fn has_hung_up(socket: BorrowedFd<'_>, faults: &dyn Faults) -> Result<bool> {
+    let failed = |refusal: Refusal| refusal.error("look at a connection");
+    // The end of a connection is told without being asked for.
+    let mut polled = [PollFd::new(socket, PollFlags::empty())];
+    loop {
+        ask(faults, Call::Poll, "poll").map_err(failed)?;
+        match poll(&mut polled, PollTimeout::ZERO) {
+            Err(Errno::EINTR) => {}
+            answered => return answer("poll", answered).map(|ended| ended > 0).map_err(failed),
+        }
+    }
+}
+
 /// Connects to the socket that a process has bound to `path`.
 ///
 /// # Errors

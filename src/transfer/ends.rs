@@ -278,6 +278,10 @@ impl<F: ReceiverFabric, S: Store> Mover for Hands<'_, F, S> {
         }
     }
 
+    fn holds(&mut self, link: u32) -> bool {
+        self.0.holds(link)
+    }
+
     fn store(&mut self, fence: Fence, run: &Run, bytes: &[u8]) -> Result<()> {
         self.1.store(fence, run, bytes)
     }

@@ -143,6 +143,11 @@ pub trait ReceiverFabric: Fabric {
     /// # Errors
     /// Any: the run is asked for again.
     fn fetch(&mut self, link: u32, fence: Fence, at: Where, run: &Run, into: &mut [u8]) -> Result<()>;
+
+    /// Whether what was fetched for the last frame were the rows that it told, if the sender's memory is right: not if
+    /// the sender has closed the connection meanwhile, after which it may put other rows there. It is asked about runs
+    /// without digests.
+    fn holds(&mut self, link: u32) -> bool;
 }
 
 /// The runs that a frame tells, or those of a write. Both sides compute them; nothing lists them in memory.

@@ -88,6 +88,7 @@ impl Store for Compared {
 
 /// Two ranks over a fabric.
 struct Ranks {
+    memory: Arc<SendMemory>,
     sending: SendingEnd<SocketSender>,
     receiving: ReceivingEnd<SocketReceiver>,
     stored: Compared,
@@ -104,7 +105,8 @@ impl Ranks {
     /// Connected, and the receiver has granted.
     fn new(way: Way, from: Options, to: Options, digests: bool) -> Ranks {
         let (receiver, at) = listen(way, to, None).unwrap();
-        let sender = connect(way, from, memory(), &[at]).unwrap();
+        let memory = memory();
+        let sender = connect(way, from, memory.clone(), &[at]).unwrap();
         let rank = |instance| Rank { instance, replica: 0, stage: 0, lane: 0 };
         // Each layer is told when it is computed, as of long prompts.
         let told = sender::Options { bulk_tokens: 0, digests, ..sender::Options::default() };
@@ -112,6 +114,7 @@ impl Ranks {
         let receives =
             Receiver::new(side(), rank(2), receiver::Options { digests, ..Default::default() }).unwrap();
         let mut ranks = Ranks {
+            memory,
             sending: SendingEnd::new(sends, sender),
             receiving: ReceivingEnd::new(receives, receiver),
             stored: Compared::default(),
@@ -211,6 +214,72 @@ fn in_place(way: Way) {
 fn rows_without_digests_are_fetched_into_their_place() {
     in_place(Way::Shm);
     in_place(Way::Tcp);
+}
+
+/// Replaces the sender's rows before the first one is copied, as it may when the receiver was stopped for so long that
+/// the sender has closed the connection.
+struct Replaced {
+    memory: Arc<SendMemory>,
+    /// The sender's end, whose drop closes the connection.
+    sending: Option<SendingEnd<SocketSender>>,
+    closes: bool,
+    pages: Vec<u8>,
+}
+
+impl Store for Replaced {
+    fn place(&mut self, _: Fence, run: &Run) -> Option<&mut [u8]> {
+        if self.closes {
+            self.sending = None;
+        }
+        self.memory.map().copy_in(0, &[0x5A; BYTES as usize / 2]).unwrap();
+        let first = (u64::from(run.to.page) * PAGE_BYTES + run.to.offset) as usize;
+        self.pages.get_mut(first..)?.get_mut(..run.bytes as usize)
+    }
+
+    fn store(&mut self, _: Fence, _: &Run, _: &[u8]) -> Result<()> {
+        unreachable!("rows without digests have a place");
+    }
+}
+
+/// What becomes of a request without digests whose rows are replaced, and the bytes of its first page.
+fn replaced(closes: bool) -> (Vec<receiver::Event>, u64) {
+    let options = options();
+    let mut ranks = Ranks::new(Way::Shm, options.clone(), options, false);
+    ranks.compute(LAYERS);
+    ranks.sending.machine.finish(1).unwrap();
+    while ranks.sending.poll(ranks.start.elapsed()).unwrap().is_some() {}
+    let Ranks { memory, sending, mut receiving, start, .. } = ranks;
+    let (sending, pages) = (Some(sending), vec![0; BYTES as usize]);
+    let mut store = Replaced { memory, sending, closes, pages };
+    let mut events = Vec::new();
+    until("the request's end", || {
+        while let Some(polled) = receiving.poll(start.elapsed(), &mut store).unwrap() {
+            if let Polled::Event(event) = polled {
+                events.push(event);
+            }
+        }
+        let ends =
+            |event: &_| matches!(event, receiver::Event::Whole { .. } | receiver::Event::Failed { .. });
+        events.iter().any(ends)
+    });
+    (events, u64::from_le_bytes(*store.pages.first_chunk().unwrap()))
+}
+
+/// The last case of "what can fail" in `docs/transfer.md`.
+#[test]
+fn rows_that_a_sender_replaces_after_it_has_closed_are_not_taken_without_digests() {
+    let (events, _) = replaced(true);
+    let failed = |event: &_| match event {
+        receiver::Event::Failed { error, .. } => Some((error.kind(), error.place().to_owned())),
+        _ => None,
+    };
+    let lost = (Error::PeerLost, "a sender that has closed its connection".to_owned());
+    assert_eq!(events.iter().find_map(failed), Some(lost), "{events:?}");
+    assert!(!events.iter().any(|event| matches!(event, receiver::Event::Ready { .. })), "{events:?}");
+    // Control: nothing else finds them.
+    let (events, bytes) = replaced(false);
+    assert!(events.contains(&receiver::Event::Whole { fence: FENCE }), "{events:?}");
+    assert_eq!(bytes, 0x5A5A_5A5A_5A5A_5A5A);
 }
 
 #[test]

@@ -71,4 +71,8 @@ impl<F: ReceiverFabric> ReceiverFabric for Naive<F> {
     fn fetch(&mut self, link: u32, fence: Fence, at: Where, run: &Run, into: &mut [u8]) -> Result<()> {
         self.inner.fetch(link, fence, at, run, into)
     }
+
+    fn holds(&mut self, link: u32) -> bool {
+        self.inner.holds(link)
+    }
 }

@@ -196,6 +196,10 @@ impl<F: ReceiverFabric> ReceiverFabric for SlowReceiver<F> {
             _ => self.inner.fetch(link, fence, at, run, into),
         }
     }
+
+    fn holds(&mut self, link: u32) -> bool {
+        self.inner.holds(link)
+    }
 }
 
 /// A sender's and a receiver's rank over a slow fabric.

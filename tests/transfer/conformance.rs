@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay::transfer::conformance::{
-    self, CHANGES, CLOSES, CRASHES, DESTROYED, FRAMES, LANDING, MIXING, REUSE, ROWS, SILENCE, Subject,
+    self, CHANGES, CLOSED, CLOSES, CRASHES, DESTROYED, FRAMES, LANDING, MIXING, REUSE, ROWS, SILENCE, Subject,
 };
 use forebay::transfer::fabric::{Fabric, Happened, ReceiverFabric, Runs, SenderFabric};
 use forebay::transfer::model::{By, Faults, Landing, Memory, ModelReceiver, ModelSender, Net, Way};
@@ -81,6 +81,8 @@ enum Breaks {
     NewestConnection,
     /// What was written is said to be out of reach when the connection is lost.
     DestroyedEarly,
+    /// A sender is said to have its rows when it has closed the connection.
+    HoldsWhatIsClosed,
 }
 
 struct Model {
@@ -335,6 +337,10 @@ impl ReceiverFabric for Receives {
         self.rows.push((fence, at, *run, into.to_vec()));
         Ok(())
     }
+
+    fn holds(&mut self, link: u32) -> bool {
+        self.breaks == Breaks::HoldsWhatIsClosed || self.inner.holds(link)
+    }
 }
 
 fn check(way: Way, faults: Faults, breaks: Breaks) -> std::result::Result<(), conformance::Broken> {
@@ -398,6 +404,7 @@ fn control_each_check_has_a_fabric_that_fails_in_it() {
         (Way::Far, Breaks::EndsWritesTwice, ROWS),
         (Way::Shared, Breaks::KeepsRows, CHANGES),
         (Way::Far, Breaks::KeepsRows, CHANGES),
+        (Way::Shared, Breaks::HoldsWhatIsClosed, CLOSED),
         (Way::Far, Breaks::ForgetsWrites, REUSE),
         (Way::Far, Breaks::EndsAbortedWritesEarly, REUSE),
         (Way::Shared, Breaks::NewestConnection, MIXING),

@@ -84,6 +84,10 @@ impl ReceiverFabric for Hand {
         into.fill(7);
         Ok(())
     }
+
+    fn holds(&mut self, _: u32) -> bool {
+        true
+    }
 }
 
 struct Nowhere;

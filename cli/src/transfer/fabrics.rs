@@ -159,6 +159,10 @@ impl<F: ReceiverFabric> ReceiverFabric for Flipping<F> {
         }
         Ok(())
     }
+
+    fn holds(&mut self, link: u32) -> bool {
+        self.end.holds(link)
+    }
 }
 
 impl<F: Socket> Socket for Flipping<F> {

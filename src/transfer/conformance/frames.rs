@@ -44,7 +44,7 @@ impl<S: Subject> Two<S> {
         let mut two = Two {
             sender: Some(subject.sender().map_err(told)?),
             receiver: Some(subject.receiver().map_err(told)?),
-            machine: machine(1).map_err(told)?,
+            machine: machine(1, true).map_err(told)?,
             frame: Vec::new(),
             now: subject.wait(),
             lost: Default::default(),

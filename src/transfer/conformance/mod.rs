@@ -12,6 +12,7 @@
 //! | [`CRASHES`] | an end that is gone is noticed; its successor is connected |
 //! | [`ROWS`] | requests of several sizes, chunks and prefixes become whole; a write that has ended has landed |
 //! | [`CHANGES`] | rows that change while they are read are found, and sent again |
+//! | [`CLOSED`] | without digests: what is read when its sender has closed the connection is not taken |
 //! | [`REUSE`] | a request that is aborted at any point does no harm to the next one on its pages |
 //! | [`MIXING`] | connections between several ranks with the same numbers do not mix |
 //! | [`DESTROYED`] | nothing lands over a connection whose destruction was told |
@@ -46,6 +47,8 @@ pub const ROWS: &str = "requests become whole";
 /// See the module's head.
 pub const CHANGES: &str = "rows that change";
 /// See the module's head.
+pub const CLOSED: &str = "rows of a sender that has closed";
+/// See the module's head.
 pub const REUSE: &str = "pages that are used again after an abort";
 /// See the module's head.
 pub const MIXING: &str = "connections do not mix";
@@ -77,13 +80,14 @@ type Check<S> = fn(&mut S) -> Checked;
 /// # Errors
 /// The first check that found something wrong, and what.
 pub fn run<S: Subject>(mut make: impl FnMut() -> Result<S>) -> std::result::Result<(), Broken> {
-    let checks: [(&'static str, Check<S>); 9] = [
+    let checks: [(&'static str, Check<S>); 10] = [
         (FRAMES, frames::whole_and_in_order),
         (SILENCE, frames::silence),
         (CLOSES, frames::closes),
         (CRASHES, frames::crashes),
         (ROWS, rows::whole),
         (CHANGES, rows::changes),
+        (CLOSED, rows::closed),
         (REUSE, rows::reuse),
         (MIXING, rows::mixing),
         (DESTROYED, rows::destroyed),

@@ -65,8 +65,8 @@ const fn rank(instance: u64) -> Rank {
 }
 
 /// The machine of a sending instance of one rank.
-pub(super) fn machine(instance: u64) -> Result<Sender> {
-    let options = sender::Options { bulk_tokens: 4, ..sender::Options::default() };
+pub(super) fn machine(instance: u64, digests: bool) -> Result<Sender> {
+    let options = sender::Options { bulk_tokens: 4, digests, ..sender::Options::default() };
     let [side, _] = sides();
     Sender::new(side, rank(instance), options)
 }
@@ -185,6 +185,10 @@ impl<F: ReceiverFabric> ReceiverFabric for Finds<F> {
         }
         fetched
     }
+
+    fn holds(&mut self, link: u32) -> bool {
+        self.inner.holds(link)
+    }
 }
 
 /// The rows that a receiver has stored: by use, layer, component and token.
@@ -231,16 +235,25 @@ pub(super) struct Rig<'s, S: Subject> {
     pub senders: Vec<Sending<S::Sender>>,
     pub receivers: Vec<Receiving<S::Receiver>>,
     pub now: Duration,
+    /// Whether rows are told with their digests.
+    digests: bool,
+    /// Whether one end has closed a connection, so that the other one may say why it is lost.
+    closed: bool,
 }
 
 impl<'s, S: Subject> Rig<'s, S> {
-    /// So many instances of one rank on each side, all connected.
+    /// So many instances of one rank on each side, all connected, with digests.
     pub fn new(subject: &'s mut S, count: u64) -> Checked<Rig<'s, S>> {
+        Rig::with(subject, count, true)
+    }
+
+    /// As `new`, with digests or without.
+    pub fn with(subject: &'s mut S, count: u64, digests: bool) -> Checked<Rig<'s, S>> {
         let [from, to] = sides();
         let plan = Plan::new(&from, &to).map_err(told)?;
         let (senders, receivers) = (Vec::new(), Vec::new());
         let now = subject.wait();
-        let mut rig = Rig { subject, plan, senders, receivers, now };
+        let mut rig = Rig { subject, plan, senders, receivers, now, digests, closed: false };
         for instance in 0..count {
             rig.add_sender(instance + 1)?;
             rig.add_receiver(instance + 101)?;
@@ -263,7 +276,7 @@ impl<'s, S: Subject> Rig<'s, S> {
     pub fn add_sender(&mut self, instance: u64) -> Checked {
         let inner = self.subject.sender().map_err(told)?;
         let spy = Spy { inner, writes: BTreeMap::new(), wrong: None, far: false };
-        let end = SendingEnd::new(machine(instance).map_err(told)?, spy);
+        let end = SendingEnd::new(machine(instance, self.digests).map_err(told)?, spy);
         let (links, granted, ended) = (Vec::new(), Vec::new(), Vec::new());
         self.senders.push(Sending { end, instance, links, granted, ended });
         Ok(())
@@ -271,7 +284,8 @@ impl<'s, S: Subject> Rig<'s, S> {
 
     fn add_receiver(&mut self, instance: u64) -> Checked {
         let [_, side] = sides();
-        let machine = Receiver::new(side, rank(instance), receiver::Options::default()).map_err(told)?;
+        let options = receiver::Options { digests: self.digests, ..receiver::Options::default() };
+        let machine = Receiver::new(side, rank(instance), options).map_err(told)?;
         let inner = self.subject.receiver().map_err(told)?;
         let finds = Finds { inner, instance: None, wrong: None };
         self.receivers.push(Receiving {
@@ -298,7 +312,7 @@ impl<'s, S: Subject> Rig<'s, S> {
             while let Some(polled) = own.end.poll(self.now).map_err(told)? {
                 match polled {
                     Polled::Connected { link } => own.links.push(link),
-                    Polled::Lost { why: Some(error), .. } => return Err(error.to_string()),
+                    Polled::Lost { why: Some(error), .. } if !self.closed => return Err(error.to_string()),
                     Polled::Event(sender::Event::Granted { request, .. }) => own.granted.push(request),
                     Polled::Event(sender::Event::Ended { request, reason }) => {
                         own.ended.push((request, reason));
@@ -321,7 +335,7 @@ impl<'s, S: Subject> Rig<'s, S> {
                         own.links += 1;
                         own.link = Some(link);
                     }
-                    Polled::Lost { why: Some(error), .. } => return Err(error.to_string()),
+                    Polled::Lost { why: Some(error), .. } if !self.closed => return Err(error.to_string()),
                     Polled::Lost { link, .. } if own.links == 0 => {
                         return Err(format!("connection {link} is lost twice"));
                     }
@@ -429,6 +443,7 @@ impl<'s, S: Subject> Rig<'s, S> {
         };
         let link = if by_sender { sender.links.last() } else { receiver.link.as_ref() };
         let link = *link.ok_or("no connection")?;
+        self.closed = true;
         match by_sender {
             true => {
                 sender.end.fabric.close(link);

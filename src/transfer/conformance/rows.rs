@@ -132,6 +132,36 @@ pub(super) fn changes<S: Subject>(subject: &mut S) -> Checked {
     rig.whole(going, fence)
 }
 
+/// A sender closes its connection when it has told rows, and uses their memory again at once. Without digests a
+/// receiver still takes no row that was not told: it asks [`ReceiverFabric::holds`](crate::transfer::fabric).
+pub(super) fn closed<S: Subject>(subject: &mut S) -> Checked {
+    let mut rig = Rig::with(subject, 1, false)?;
+    // Rows from afar are in the receiver's own memory.
+    if rig.is_far() {
+        return Ok(());
+    }
+    rig.receivers.iter_mut().for_each(|of| of.end.fabric.instance = None);
+    let going = Going { ranks: (0, 0), request: 1, tokens: 24, first: 0, chunk: 24 };
+    let fence = rig.begin(going)?;
+    for (origin, part) in (0..).zip(going.parts()) {
+        rig.compute(going, part, origin)?;
+    }
+    rig.poll_senders()?;
+    rig.close(true)?;
+    for (origin, part) in (0..).zip(going.parts()) {
+        rig.put(0, (1, origin), part, true)?;
+    }
+    rig.until("the end of a request whose sender has closed", |rig| {
+        let failed = |of: &Vec<(Fence, Error)>| of.iter().any(|(of, _)| *of == fence);
+        rig.receivers.iter().all(|of| of.whole.contains(&fence) || failed(&of.failed))
+    })?;
+    // A stream may have carried all of them.
+    match rig.receivers.iter().any(|of| of.whole.contains(&fence)) {
+        true => rig.check((0, 0), fence, 0..going.tokens),
+        false => Ok(()),
+    }
+}
+
 pub(super) fn reuse<S: Subject>(subject: &mut S) -> Checked {
     let mut rig = Rig::new(subject, 1)?;
     let mut request = 0;

@@ -118,6 +118,11 @@ impl ReceiverFabric for ModelReceiver {
         self.net.borrow_mut().send((false, self.index), link, frame, Carried::new())
     }
 
+    fn holds(&mut self, link: u32) -> bool {
+        let state = self.net.borrow();
+        state.way != Way::Shared || state.is_held(link)
+    }
+
     fn fetch(&mut self, link: u32, fence: Fence, at: Where, run: &Run, into: &mut [u8]) -> Result<()> {
         let mut state = self.net.borrow_mut();
         if state.refuses() {

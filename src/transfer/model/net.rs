@@ -177,6 +177,11 @@ impl State {
         self.memory(link.ends[0])
     }
 
+    /// Whether a connection's sender has it still.
+    pub fn is_held(&self, link: u32) -> bool {
+        self.links.get(link as usize).is_some_and(|link| link.up[0] && !link.broken)
+    }
+
     pub fn landing(&self, receiver: usize) -> Result<Rc<RefCell<dyn Landing>>> {
         self.landings.get(receiver).cloned().ok_or_else(gone)
     }

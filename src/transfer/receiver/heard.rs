@@ -53,6 +53,16 @@ fn carry(
     Ok(mover.store(fence, run, bytes).map_or_else(Carried::Broken, |()| Carried::Stored))
 }
 
+/// Rows without digests count only if their sender has not closed the connection by now: what it has told is there until
+/// then.
+fn still_told(link: u32, part: &Rows<'_>, mover: &mut impl Mover) -> std::result::Result<(), Wrong> {
+    if part.digests.are_there() || mover.holds(link) {
+        return Ok(());
+    }
+    let error = Error::new(Kind::PeerLost, OPERATION).at("a sender that has closed its connection");
+    Err((Reason::PeerLost, error.with("link", link)))
+}
+
 impl Receiver {
     /// A frame has come. The rows that it tells of are moved in the call.
     ///
@@ -76,7 +86,7 @@ impl Receiver {
             }
             Frame::Hello(_) => return foreign("a second hello"),
             _ if !known => return foreign("a frame before the hello"),
-            Frame::Notice(notice) => self.notice(index, &notice, mover)?,
+            Frame::Notice(notice) => self.notice((index, link), &notice, mover)?,
             Frame::Payload(payload) => self.payload(index, &payload)?,
             Frame::Failed { reason: Reason::Done, .. } => return foreign("a failure for no reason"),
             Frame::Failed { fence, reason } => self.failed(index, (fence, link), reason)?,
@@ -136,7 +146,12 @@ impl Receiver {
         Ok(())
     }
 
-    fn notice(&mut self, index: usize, notice: &Notice<'_>, mover: &mut impl Mover) -> Result<()> {
+    fn notice(
+        &mut self,
+        (index, link): (usize, u32),
+        notice: &Notice<'_>,
+        mover: &mut impl Mover,
+    ) -> Result<()> {
         if self.waits(index, notice.number) {
             return Ok(());
         }
@@ -159,7 +174,8 @@ impl Receiver {
             }
             let (fence, layer) = (part.fence, part.layer);
             let ready = self.is_ready(fence, layer);
-            match self.take(index, (place, first), &part, mover) {
+            let taken = self.take(index, (place, first), &part, mover);
+            match taken.and_then(|()| still_told(link, &part, mover)) {
                 Ok(()) => {
                     if !ready && self.is_ready(fence, layer) {
                         self.events.push_back(Event::Ready { fence, layer });

@@ -115,6 +115,12 @@ pub trait Mover {
         Ok(false)
     }
 
+    /// Whether the sender's memory still had the rows when they were fetched: not if the connection was closed by then.
+    /// It is asked once for each part without digests.
+    fn holds(&mut self, _link: u32) -> bool {
+        true
+    }
+
     /// Stores bytes in the receiver's own pages: checked ones, if they have a digest.
     ///
     /// # Errors

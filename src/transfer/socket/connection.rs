@@ -67,6 +67,12 @@ impl Connection {
         os::is_refused(self.socket.as_fd(), &*options.faults)
     }
 
+    /// Whether the other end has not closed it. An end closes a connection before it uses the memory again whose rows
+    /// it has told there.
+    pub fn is_held(&self, options: &Options) -> bool {
+        os::has_hung_up(self.socket.as_fd(), &*options.faults).is_ok_and(|ended| !ended)
+    }
+
     /// The socket, and whether something waits to be sent.
     pub fn awaited(&self) -> (BorrowedFd<'_>, bool) {
         (self.socket.as_fd(), self.outgoing.waiting() > 0)

@@ -281,6 +281,11 @@ impl Hub {
         rows.map_or(&[], |(of, rows)| of.connection.incoming.bytes(rows.clone()))
     }
 
+    /// Whether the other end still has a connection.
+    pub fn is_held(&self, link: u32) -> bool {
+        self.links.get(&link).is_some_and(|of| of.connection.is_held(&self.options))
+    }
+
     /// The memory of a connection's sender.
     pub fn adopted(&self, link: u32) -> Option<&Adopted> {
         self.links.get(&link)?.adopted.as_ref()

@@ -94,4 +94,8 @@ impl ReceiverFabric for SocketReceiver {
         let (map, planes) = self.hub.adopted(link).ok_or_else(lost)?;
         planes.read(map, origin, run, into)
     }
+
+    fn holds(&mut self, link: u32) -> bool {
+        self.way == Way::Tcp || self.hub.is_held(link)
+    }
 }

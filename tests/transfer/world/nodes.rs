@@ -257,6 +257,10 @@ impl ReceiverFabric for Listening {
     fn fetch(&mut self, link: u32, fence: Fence, at: Where, run: &Run, into: &mut [u8]) -> Result<()> {
         self.inner.fetch(link, fence, at, run, into)
     }
+
+    fn holds(&mut self, link: u32) -> bool {
+        self.inner.holds(link)
+    }
 }
 
 pub struct ReceiverNode {
