@@ -403,3 +403,30 @@ fn a_sign_of_life_keeps_a_connection_that_owes_an_answer() {
         assert_eq!(lost, !alive);
     }
 }
+
+/// A layer that is ready by its grant alone is said to be so before the abort, as everything that happened before.
+#[test]
+fn what_happened_before_an_abort_is_said_before_it() {
+    let mut two = Two::new();
+    let fence = Fence { request: 4, generation: 1 };
+    let wanted = Wanted {
+        fence,
+        tokens: 4,
+        first: 4,
+        sender: (RANK.instance, 0),
+        payloads: &[1],
+        landing: &[],
+        deadline: None,
+    };
+    two.receiver.machine.grant(&wanted).unwrap();
+    two.receiver.abort(fence).unwrap();
+    two.at_receiver.clear();
+    two.settle();
+    let said = two.at_receiver.iter().filter_map(|polled| match polled {
+        Polled::Event(receiver::Event::Ready { layer, .. }) => Some(Ok(*layer)),
+        Polled::Event(receiver::Event::Failed { error, .. }) => Some(Err(error.kind())),
+        _ => None,
+    });
+    let ready = (0..LAYERS).map(Ok);
+    assert_eq!(said.collect::<Vec<_>>(), ready.chain([Err(Kind::Cancelled)]).collect::<Vec<_>>());
+}
