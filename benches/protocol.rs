@@ -71,6 +71,10 @@ impl Mover for Nothing {
     fn store(&mut self, _: Fence, _: &Run, _: &[u8]) -> forebay::Result<()> {
         Ok(())
     }
+
+    fn holds(&mut self, _: u32) -> bool {
+        true
+    }
 }
 
 /// Ranks of a sender, one receiver, and what they say to each other.

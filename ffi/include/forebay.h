@@ -3705,12 +3705,13 @@ fb_status fb_receiver_address(const struct fb_receiver *receiver,
 // come for all of these ranks; otherwise it fails. `pages` has one page for each `page_tokens` tokens of the prompt,
 // in its order; page `pages[i]` of every plane gets the rows of these tokens. From this call on the pages are the
 // receiver's. They are the engine's again when FB_TRANSFER_WHOLE or FB_TRANSFER_FAILED has come for the use, one of
-// which always comes, or when the receiver was destroyed. A page is in one use at a time.
+// which always comes, or when the receiver was destroyed. A page that is written is in no other use. Pages that have
+// only rows before the first wanted token may be those of several uses.
 //
 // FB_OUT_OF_RANGE for too few pages, and for one that a plane does not have; FB_INVALID_STATE for a generation that is
-// not above those of all grants before. Both change nothing, and no event follows. Everything else that is wrong comes
-// out as FB_TRANSFER_FAILED. If fb_receiver_poll gives an error of its own, the receiver has ended: nothing is written
-// any more, and no event follows.
+// not above those of all grants before, and for a page that another use has. All change nothing, and no event follows.
+// Everything else that is wrong comes out as FB_TRANSFER_FAILED. If fb_receiver_poll gives an error of its own, the
+// receiver has ended: nothing is written any more, and no event follows.
 //
 // Requires:
 // `wanted` states its real size, and has as many payloads as it says; `pages` has `page_count` entries.
@@ -4128,10 +4129,11 @@ fb_status fb_sender_add(const struct fb_sender *sender,
 fb_status fb_sender_remove(const struct fb_sender *sender, const char *address);
 
 // A request of `tokens` tokens is computed here. `request` is the number of this try at it: no other try has the same,
-// here or at any receiver. It fails if it is not over within `within_ms` milliseconds; 0: it may take any time, and
-// the engine gives up by fb_sender_abort what no receiver wants. Like all calls up to fb_sender_abort it waits for
-// nothing: the sender's thread carries it out, and FB_TRANSFER_REFUSED says if it could not, as for a request that has
-// begun already. A call for a request that is over does nothing.
+// here or at any receiver. If a receiver has given it up already, it ends at once. It fails if it is not over within
+// `within_ms` milliseconds; 0: it may take any time, and the engine gives up by fb_sender_abort what no receiver
+// wants. Like all calls up to fb_sender_abort it waits for nothing: the sender's thread carries it out, and
+// FB_TRANSFER_REFUSED says if it could not, as for a request that has begun already. A call for a request that is over
+// does nothing.
 //
 // Requires:
 // Nothing beyond the conventions at the top of the header.

@@ -67,6 +67,7 @@ pub mod ticket;
 pub mod trace;
 pub mod transfer;
 pub mod update;
+mod uses;
 pub mod weights;
 mod word;
 

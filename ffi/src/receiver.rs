@@ -6,8 +6,9 @@
 //!
 //! As at a sender (`sender`), all calls go through const pointers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_void};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Mutex, PoisonError};
@@ -26,6 +27,7 @@ use crate::transfer::{
     FbTransferConfig, FbTransferEvent, FbTransferSide, Seen, address, counted, next, page_bytes, refuse,
     time_or, within,
 };
+use crate::uses::{Lent, Told};
 
 /// The most planes of a rank.
 const PLANES_MAX: u32 = 1 << 14;
@@ -207,17 +209,6 @@ impl Store for Planes {
     }
 }
 
-/// What C has been told of uses.
-#[derive(Debug, Default)]
-struct Told {
-    /// Uses whose end has not been taken.
-    open: BTreeSet<Fence>,
-    /// The generation that the next grant has at least.
-    next: u64,
-    /// Payloads that have not been read.
-    payloads: BTreeMap<(Fence, u8), Vec<u8>>,
-}
-
 /// A rank of a receiving instance, and its thread.
 #[derive(Debug)]
 pub struct FbReceiver {
@@ -240,16 +231,21 @@ impl FbReceiver {
         act(&mut self.told.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Checks the pages of a use, one for each page of the request.
-    fn check(&self, tokens: u32, pages: &[u32]) -> Result<()> {
-        let wanted = tokens.div_ceil(self.page_tokens.max(1)) as usize;
+    /// Checks the pages of a use, one for each page of the request. Those before the first token that is wanted are not
+    /// written; what is given beyond the request's pages is not of the use.
+    fn check(&self, tokens: u32, first: u32, pages: &[u32]) -> Result<Lent> {
+        let page_tokens = self.page_tokens.max(1);
+        let wanted = tokens.div_ceil(page_tokens) as usize;
         if pages.len() < wanted {
             return Err(Error::new(Kind::OutOfRange, "transfer receiver")
                 .at("pages of a request")
                 .with("given", pages.len() as u64)
                 .with("wanted", wanted as u64));
         }
-        pages.iter().try_for_each(|page| self.planes.check(*page))
+        pages.iter().try_for_each(|page| self.planes.check(*page))?;
+        let first = if first < tokens { (first / page_tokens) as usize } else { wanted };
+        let part = |range: Range<usize>| pages.get(range).unwrap_or_default().to_vec();
+        Ok(Lent { kept: part(0..first), written: part(first..wanted) })
     }
 
     fn seen(&self, event: Event) -> Seen {
@@ -271,31 +267,24 @@ impl FbReceiver {
                 (seen.event.payload, seen.event.payload_bytes) = (kind.into(), bytes.len() as u32);
                 self.told(|told| {
                     // Another thread may have taken the end of the use meanwhile.
-                    if told.open.contains(&fence) {
+                    if told.is_open(fence) {
                         told.payloads.insert((fence, kind), bytes);
                     }
                 });
                 seen
             }
             Event::Whole { fence } => {
-                self.ended(fence);
+                self.told(|told| told.ended(fence));
                 of(FB_TRANSFER_WHOLE, fence)
             }
             Event::Failed { fence, error } => {
-                self.ended(fence);
+                self.told(|told| told.ended(fence));
                 of(FB_TRANSFER_FAILED, fence).why(&error)
             }
             Event::Drained { fence } => of(FB_TRANSFER_DRAINED, fence),
             // Sockets have no landing pages.
             Event::Free { .. } => Seen::new(crate::transfer::FB_TRANSFER_NOTHING),
         }
-    }
-
-    fn ended(&self, fence: Fence) {
-        self.told(|told| {
-            told.open.remove(&fence);
-            told.payloads.retain(|(of, _), _| *of != fence);
-        });
     }
 }
 
@@ -388,12 +377,13 @@ pub unsafe extern "C" fn fb_receiver_address(
 /// come for all of these ranks; otherwise it fails. `pages` has one page for each `page_tokens` tokens of the prompt,
 /// in its order; page `pages[i]` of every plane gets the rows of these tokens. From this call on the pages are the
 /// receiver's. They are the engine's again when FB_TRANSFER_WHOLE or FB_TRANSFER_FAILED has come for the use, one of
-/// which always comes, or when the receiver was destroyed. A page is in one use at a time.
+/// which always comes, or when the receiver was destroyed. A page that is written is in no other use. Pages that have
+/// only rows before the first wanted token may be those of several uses.
 ///
 /// FB_OUT_OF_RANGE for too few pages, and for one that a plane does not have; FB_INVALID_STATE for a generation that is
-/// not above those of all grants before. Both change nothing, and no event follows. Everything else that is wrong comes
-/// out as FB_TRANSFER_FAILED. If fb_receiver_poll gives an error of its own, the receiver has ended: nothing is written
-/// any more, and no event follows.
+/// not above those of all grants before, and for a page that another use has. All change nothing, and no event follows.
+/// Everything else that is wrong comes out as FB_TRANSFER_FAILED. If fb_receiver_poll gives an error of its own, the
+/// receiver has ended: nothing is written any more, and no event follows.
 ///
 /// # Safety
 /// `wanted` states its real size, and has as many payloads as it says; `pages` has `page_count` entries.
@@ -415,7 +405,7 @@ pub unsafe extern "C" fn fb_receiver_grant(
         if wanted.reserved != 0 {
             return Err(refuse("reserved", wanted.reserved.into()));
         }
-        receiver.check(wanted.tokens, pages)?;
+        let lent = receiver.check(wanted.tokens, wanted.first, pages)?;
         let fence = Fence { request: wanted.request, generation: wanted.generation };
         let grant = Grant {
             fence,
@@ -426,17 +416,10 @@ pub unsafe extern "C" fn fb_receiver_grant(
             landing: Vec::new(),
             within: within(wanted.within_ms),
         };
-        let pages = pages.to_vec();
         // Under one lock, so that grants of several threads are queued in the order of their generations.
         receiver.told(|told| {
-            if fence.generation < told.next {
-                return Err(Error::new(Kind::InvalidState, "transfer receiver")
-                    .at("a generation that is not above those of all grants before")
-                    .with("request", fence.request)
-                    .with("generation", fence.generation));
-            }
-            told.next = fence.generation.saturating_add(1);
-            told.open.insert(fence);
+            told.lend(fence, lent)?;
+            let pages = pages.to_vec();
             receiver.thread.grant(grant, move |planes| {
                 planes.uses.insert(fence, pages);
                 Ok(())

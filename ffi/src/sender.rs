@@ -389,10 +389,11 @@ pub unsafe extern "C" fn fb_sender_remove(sender: *const FbSender, address: *con
 }
 
 /// A request of `tokens` tokens is computed here. `request` is the number of this try at it: no other try has the same,
-/// here or at any receiver. It fails if it is not over within `within_ms` milliseconds; 0: it may take any time, and
-/// the engine gives up by fb_sender_abort what no receiver wants. Like all calls up to fb_sender_abort it waits for
-/// nothing: the sender's thread carries it out, and FB_TRANSFER_REFUSED says if it could not, as for a request that has
-/// begun already. A call for a request that is over does nothing.
+/// here or at any receiver. If a receiver has given it up already, it ends at once. It fails if it is not over within
+/// `within_ms` milliseconds; 0: it may take any time, and the engine gives up by fb_sender_abort what no receiver
+/// wants. Like all calls up to fb_sender_abort it waits for nothing: the sender's thread carries it out, and
+/// FB_TRANSFER_REFUSED says if it could not, as for a request that has begun already. A call for a request that is over
+/// does nothing.
 ///
 /// # Safety
 /// Nothing beyond the conventions at the top of the header.

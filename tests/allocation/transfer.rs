@@ -82,6 +82,10 @@ impl Mover for Rows {
     fn store(&mut self, _: Fence, _: &Run, _: &[u8]) -> forebay::Result<()> {
         Ok(())
     }
+
+    fn holds(&mut self, _: u32) -> bool {
+        true
+    }
 }
 
 const NOW: Duration = Duration::ZERO;

@@ -55,6 +55,10 @@ impl Mover for Hands<'_> {
         }
         Ok(())
     }
+
+    fn holds(&mut self, _: u32) -> bool {
+        true
+    }
 }
 
 impl World {

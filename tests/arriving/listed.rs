@@ -29,6 +29,10 @@ impl receiver::Mover for Nothing {
     fn store(&mut self, _: Fence, _: &Run, _: &[u8]) -> Result<()> {
         unreachable!("nothing is told")
     }
+
+    fn holds(&mut self, _: u32) -> bool {
+        true
+    }
 }
 
 /// A prefill and a decode rank with one connection, whose other end writes from afar.

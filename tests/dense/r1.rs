@@ -217,6 +217,10 @@ impl Mover for Decode {
         }
         Ok(())
     }
+
+    fn holds(&mut self, _: u32) -> bool {
+        true
+    }
 }
 
 struct World {
@@ -368,6 +372,10 @@ impl Mover for Nothing {
 
     fn store(&mut self, _: Fence, run: &Run, _: &[u8]) -> Result<()> {
         panic!("{run:?}")
+    }
+
+    fn holds(&mut self, _: u32) -> bool {
+        true
     }
 }
 

@@ -265,7 +265,7 @@ fn replaced(closes: bool) -> (Vec<receiver::Event>, u64) {
     (events, u64::from_le_bytes(*store.pages.first_chunk().unwrap()))
 }
 
-/// The last case of "what can fail" in `docs/transfer.md`.
+/// See "what can fail" in `docs/transfer.md`.
 #[test]
 fn rows_that_a_sender_replaces_after_it_has_closed_are_not_taken_without_digests() {
     let (events, _) = replaced(true);

@@ -167,6 +167,10 @@ impl Mover for Memory {
         self.seen.stored += 1;
         Ok(())
     }
+
+    fn holds(&mut self, _: u32) -> bool {
+        true
+    }
 }
 
 struct Ops {

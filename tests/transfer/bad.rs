@@ -463,8 +463,10 @@ fn a_receiver_refuses_what_it_cannot_want_and_an_error_changes_nothing() {
     let error = pair.grant_with(5, TOKENS, |_| {}).unwrap_err();
     assert_eq!(place(&error), (Kind::Exhausted, "pages that writers may reach"));
     assert_eq!(["wanted", "free"].map(|name| error.number(name)), [Some(3), Some(2)]);
-    let again = pair.grant_with(5, TOKENS, |wanted| wanted.fence.generation = 0).unwrap_err();
-    assert_eq!(place(&again), (Kind::InvalidState, "a generation that was used"));
+    for generation in [0, u64::MAX] {
+        let again = pair.grant_with(5, TOKENS, |wanted| wanted.fence.generation = generation).unwrap_err();
+        assert_eq!(place(&again), (Kind::InvalidState, "a generation that was used"));
+    }
     let second = pair.grant(5, 8);
     let error = pair.grant_with(6, 4, |wanted| wanted.landing = &[]).unwrap_err();
     assert_eq!(place(&error), (Kind::Exhausted, "requests"));

@@ -347,16 +347,45 @@ fn a_request_that_was_given_up_before_it_began_ends_when_it_begins() {
     }
 }
 
-/// So does one whose grant came before it began, if the connection is lost in between.
+/// So does one whose grant, or end, came before it began, if the connection is lost in between.
 #[test]
 fn a_request_whose_receiver_was_lost_before_it_began_ends_when_it_begins() {
+    for done in [false, true] {
+        let mut pair = Pair::usual();
+        let fence = pair.grant(4, TOKENS);
+        pair.settle();
+        if done {
+            let mut end = Vec::new();
+            Frame::End { fence, reason: Reason::Done }.encode(&mut end);
+            pair.sender.frame(LINK, &end).unwrap();
+        }
+        pair.cut();
+        pair.sender.begin(4, TOKENS, None).unwrap();
+        while pair.poll_sender() {}
+        assert_eq!(pair.ended(4), [Reason::PeerLost], "done {done}");
+    }
+}
+
+/// So does one whose grant is so old that uses of its generation are taken to have ended.
+#[test]
+fn an_old_grant_that_is_given_up_before_its_request_begins_ends_it() {
     let mut pair = Pair::usual();
-    pair.grant(4, TOKENS);
+    let end = |pair: &mut Pair, fence, reason| {
+        let mut end = Vec::new();
+        Frame::End { fence, reason }.encode(&mut end);
+        pair.sender.frame(LINK, &end).unwrap();
+        while pair.poll_sender() {}
+    };
+    let old = pair.grant(4, TOKENS);
     pair.settle();
-    pair.cut();
+    for number in 1..1 << 13 {
+        let fence = Fence { request: 4 + number, generation: old.generation + number };
+        end(&mut pair, fence, Reason::Aborted);
+    }
+    end(&mut pair, old, Reason::Aborted);
     pair.sender.begin(4, TOKENS, None).unwrap();
     while pair.poll_sender() {}
-    assert_eq!(pair.ended(4), [Reason::PeerLost]);
+    assert_eq!(pair.ended(4), [Reason::Aborted]);
 }
 
 /// Of the requests that were given up before they began the newest are remembered.

@@ -155,6 +155,10 @@ impl Mover for Memory {
         }
         Ok(())
     }
+
+    fn holds(&mut self, _: u32) -> bool {
+        true
+    }
 }
 
 /// Both machines, one connection between them, and what they have said.

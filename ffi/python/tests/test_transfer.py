@@ -206,6 +206,10 @@ def test_what_is_refused_names_its_request(pairs: Callable[..., Pair]) -> None:
     for pages in ([1, 2], [1, 2, PAGES]):
         with pytest.raises(forebay.OutOfRange):
             pair.receiver.grant(7, TOKENS, pages, (1, 0))
+    use = pair.receiver.grant(8, TOKENS, [1, 2, 3], (1, 0))
+    with pytest.raises(forebay.InvalidState, match="a page that is in use already"):
+        pair.receiver.grant(9, TOKENS, [4, 5, 3], (1, 0))
+    pair.receiver.abort(use)
     with pytest.raises(forebay.OutOfRange):
         pair.sender.payload(7, 1, bytes(1 << 20))
     assert pair.sender.fallbacks == []

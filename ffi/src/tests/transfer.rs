@@ -452,11 +452,25 @@ fn pages_that_are_not_there_are_refused_at_once_and_change_nothing() {
     assert_eq!(pair.grant(&wanted, &[1, 2, 3]), FbOk);
     assert_eq!(pair.grant(&wanted, &[4, 5, 6]), FbInvalidState);
     assert!(text_of(pair.receiver).contains("a generation that is not above those of all grants before"));
+    // A page that another use writes, also as one whose rows are there already.
+    let next = Pair::wanted(2);
+    let behind = FbWanted { first: PAGE, ..next };
+    for (wanted, pages) in [(&next, [4, 3, 5]), (&next, [4, 5, 4]), (&behind, [3, 4, 5])] {
+        assert_eq!(pair.grant(wanted, &pages), FbInvalidState);
+        assert!(text_of(pair.receiver).contains("a page that is in use already"));
+    }
+    assert_eq!(pair.grant(&behind, &[6, 4, 5]), FbOk);
+    assert_eq!(pair.grant(&FbWanted { generation: 3, request: 3, ..behind }, &[6, 7, 8]), FbOk);
+    for request in [2, 3] {
+        // SAFETY: a handle.
+        assert_eq!(unsafe { fb_receiver_abort(pair.receiver, request, request) }, FbOk);
+        pair.until("the end", |pair| count(&pair.received, FB_TRANSFER_FAILED, Some(request)) == 1);
+    }
     pair.begin(1);
     pair.compute(1);
     pair.finish(1);
     pair.until("the end", |pair| count(&pair.received, FB_TRANSFER_WHOLE, Some(1)) == 1);
-    assert_eq!(count(&pair.received, FB_TRANSFER_FAILED, None), 0);
+    assert_eq!(count(&pair.received, FB_TRANSFER_FAILED, None), 2);
     pair.end().check(&BTreeMap::from([(1, (vec![1, 2, 3], 0))]));
 }
 

@@ -237,8 +237,8 @@ pub(super) struct Rig<'s, S: Subject> {
     pub now: Duration,
     /// Whether rows are told with their digests.
     digests: bool,
-    /// Whether one end has closed a connection, so that the other one may say why it is lost.
-    closed: bool,
+    /// Whether a connection may be lost for a reason that an end knows.
+    pub loses: bool,
 }
 
 impl<'s, S: Subject> Rig<'s, S> {
@@ -253,7 +253,7 @@ impl<'s, S: Subject> Rig<'s, S> {
         let plan = Plan::new(&from, &to).map_err(told)?;
         let (senders, receivers) = (Vec::new(), Vec::new());
         let now = subject.wait();
-        let mut rig = Rig { subject, plan, senders, receivers, now, digests, closed: false };
+        let mut rig = Rig { subject, plan, senders, receivers, now, digests, loses: false };
         for instance in 0..count {
             rig.add_sender(instance + 1)?;
             rig.add_receiver(instance + 101)?;
@@ -312,7 +312,7 @@ impl<'s, S: Subject> Rig<'s, S> {
             while let Some(polled) = own.end.poll(self.now).map_err(told)? {
                 match polled {
                     Polled::Connected { link } => own.links.push(link),
-                    Polled::Lost { why: Some(error), .. } if !self.closed => return Err(error.to_string()),
+                    Polled::Lost { why: Some(error), .. } if !self.loses => return Err(error.to_string()),
                     Polled::Event(sender::Event::Granted { request, .. }) => own.granted.push(request),
                     Polled::Event(sender::Event::Ended { request, reason }) => {
                         own.ended.push((request, reason));
@@ -335,7 +335,7 @@ impl<'s, S: Subject> Rig<'s, S> {
                         own.links += 1;
                         own.link = Some(link);
                     }
-                    Polled::Lost { why: Some(error), .. } if !self.closed => return Err(error.to_string()),
+                    Polled::Lost { why: Some(error), .. } if !self.loses => return Err(error.to_string()),
                     Polled::Lost { link, .. } if own.links == 0 => {
                         return Err(format!("connection {link} is lost twice"));
                     }
@@ -443,7 +443,6 @@ impl<'s, S: Subject> Rig<'s, S> {
         };
         let link = if by_sender { sender.links.last() } else { receiver.link.as_ref() };
         let link = *link.ok_or("no connection")?;
-        self.closed = true;
         match by_sender {
             true => {
                 sender.end.fabric.close(link);

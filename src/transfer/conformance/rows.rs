@@ -147,6 +147,7 @@ pub(super) fn closed<S: Subject>(subject: &mut S) -> Checked {
         rig.compute(going, part, origin)?;
     }
     rig.poll_senders()?;
+    rig.loses = true;
     rig.close(true)?;
     for (origin, part) in (0..).zip(going.parts()) {
         rig.put(0, (1, origin), part, true)?;

@@ -53,8 +53,8 @@ fn carry(
     Ok(mover.store(fence, run, bytes).map_or_else(Carried::Broken, |()| Carried::Stored))
 }
 
-/// Rows without digests count only if their sender has not closed the connection by now: what it has told is there until
-/// then.
+/// Rows without digests count only if their sender has not closed the connection by now: what it has told is there
+/// until then.
 fn still_told(link: u32, part: &Rows<'_>, mover: &mut impl Mover) -> std::result::Result<(), Wrong> {
     if part.digests.are_there() || mover.holds(link) {
         return Ok(());

@@ -116,10 +116,8 @@ pub trait Mover {
     }
 
     /// Whether the sender's memory still had the rows when they were fetched: not if the connection was closed by then.
-    /// It is asked once for each part without digests.
-    fn holds(&mut self, _link: u32) -> bool {
-        true
-    }
+    /// It is asked once for each part without digests, when all its runs have been stored.
+    fn holds(&mut self, link: u32) -> bool;
 
     /// Stores bytes in the receiver's own pages: checked ones, if they have a digest.
     ///
@@ -340,17 +338,18 @@ impl Receiver {
     /// Wants a request: tells the ranks of the sender that have rows for this one.
     ///
     /// # Errors
-    /// [`Kind::InvalidState`] for a generation that is not above those before, or while a rank of the replica that has
-    /// rows for this one is not connected; [`Kind::Exhausted`] for more requests or landing pages than the options
-    /// allow; [`Kind::OutOfRange`] for tokens, payloads or landing pages that cannot be, and if nothing is wanted;
-    /// [`Kind::OutOfMemory`]. An error changes nothing.
+    /// [`Kind::InvalidState`] for a generation that is not above those before or is the largest number, and while a
+    /// rank of the replica that has rows for this one is not connected; [`Kind::Exhausted`] for more requests or
+    /// landing pages than the options allow; [`Kind::OutOfRange`] for tokens, payloads or landing pages that cannot be,
+    /// and if nothing is wanted; [`Kind::OutOfMemory`]. An error changes nothing.
     pub fn grant(&mut self, wanted: &Wanted<'_>) -> Result<()> {
         let Wanted { fence, tokens, first, sender: (instance, replica), payloads, landing, deadline } =
             *wanted;
         let wrong = |kind, place| Error::new(kind, OPERATION).at(place).with("request", fence.request);
-        if fence.generation < self.next {
+        let next = fence.generation.checked_add(1).filter(|_| fence.generation >= self.next);
+        let Some(next) = next else {
             return Err(wrong(Kind::InvalidState, "a generation that was used"));
-        }
+        };
         if self.arriving.len() + self.endings.len() >= self.options.requests as usize {
             return Err(
                 wrong(Kind::Exhausted, "requests").hint("wait until senders have answered ended ones")
@@ -403,7 +402,7 @@ impl Receiver {
         for line in self.lines.iter_mut().filter(|line| links.contains(&line.link)) {
             line.say(fence, Says::Grant);
         }
-        self.next = fence.generation.saturating_add(1);
+        self.next = next;
         self.deadlines.extend(deadline.map(|deadline| (deadline, fence)));
         let ready: Vec<u32> = ledger.layers().filter(|layer| ledger.is_ready(*layer)).collect();
         self.events.extend(ready.into_iter().map(|layer| Event::Ready { fence, layer }));

@@ -209,9 +209,13 @@ impl Sender {
 
     /// Whether a use of pages is of a request that has not begun.
     fn is_early(&self, index: usize, fence: Fence) -> bool {
+        let Some(line) = self.lines.get(index) else { return false };
+        // A grant that was kept may be so old that its generation is taken to have ended.
+        if self.early.iter().any(|early| !early.done && (early.link, early.fence) == (line.link, fence)) {
+            return true;
+        }
         let known = self.ended.iter().any(|(request, _)| *request == fence.request);
-        let ended = self.lines.get(index).is_some_and(|line| line.has_ended(fence));
-        !known && !ended && !self.requests.contains_key(&fence.request)
+        !known && !line.has_ended(fence) && !self.requests.contains_key(&fence.request)
     }
 
     /// A receiver has all it wants of a request that has not begun here, from other ranks. Of each connection as many

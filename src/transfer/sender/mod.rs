@@ -297,9 +297,7 @@ impl Sender {
         let Some(index) = self.lines.iter().position(|line| line.link == link) else { return };
         self.lines.remove(index);
         for early in self.early.extract_if(.., |early| early.link == link).collect::<Vec<_>>() {
-            if !early.done {
-                self.give_up_early(early.fence.request, Reason::PeerLost);
-            }
+            self.give_up_early(early.fence.request, Reason::PeerLost);
         }
         let mut named = Vec::new();
         for (request, sending) in &mut self.requests {
@@ -317,9 +315,9 @@ impl Sender {
         }
     }
 
-    /// A request whose prompt is computed here. If a receiver has given it up already, it ends at once. At `deadline` it
-    /// fails, if it is not over by then: a receiver may have gone before it granted. Without a deadline the engine has
-    /// to give up what the router says has ended.
+    /// A request whose prompt is computed here. If a receiver has given it up already, it ends at once. At `deadline`
+    /// it fails, if it is not over by then: a receiver may have gone before it granted. Without a deadline the engine
+    /// has to give up what the router says has ended.
     ///
     /// # Errors
     /// [`Kind::InvalidState`] for one that has begun and not ended; [`Kind::Exhausted`]; [`Kind::OutOfRange`] for one

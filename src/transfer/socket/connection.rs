@@ -67,8 +67,8 @@ impl Connection {
         os::is_refused(self.socket.as_fd(), &*options.faults)
     }
 
-    /// Whether the other end has not closed it. An end closes a connection before it uses the memory again whose rows
-    /// it has told there.
+    /// Whether the other end has it open still, as far as can be seen. A sender that was not answered closes it before
+    /// it uses the memory of the rows again that it told here.
     pub fn is_held(&self, options: &Options) -> bool {
         os::has_hung_up(self.socket.as_fd(), &*options.faults).is_ok_and(|ended| !ended)
     }

@@ -133,12 +133,13 @@ impl<F: ReceiverFabric + Socket, S: Store> ReceiveThread<F, S> {
     /// not above those of all grants before is [`News::Refused`], because the use that it names may be arriving.
     pub fn grant(&self, grant: Grant, prepare: impl FnOnce(&mut S) -> Result<()> + Send + 'static) {
         self.thread.call(Some(grant.fence.request), move |receiving, now| {
-            if grant.fence.generation < receiving.next {
+            let next = grant.fence.generation.checked_add(1);
+            let Some(next) = next.filter(|_| grant.fence.generation >= receiving.next) else {
                 return Err(Error::new(Kind::InvalidState, "transfer receiver")
                     .at("a generation that was used")
                     .with("request", grant.fence.request));
-            }
-            receiving.next = grant.fence.generation.saturating_add(1);
+            };
+            receiving.next = next;
             let wanted = Wanted {
                 fence: grant.fence,
                 tokens: grant.tokens,

@@ -140,7 +140,8 @@ class Receiver(TransferEnd[ReceiverEvent]):
             request: the number of this try at the request, as the sender has it.
             tokens: tokens of the prompt.
             pages: a page for each `page_tokens` tokens, in the prompt's order; page `pages[i]` of every plane gets the
-                rows of these tokens. A page is in one use at a time.
+                rows of these tokens. A page that is written is in no other use. Pages that have only rows
+                before `first` may be those of several uses.
             sender: the sending instance, and its replica.
             first: the first token that is wanted; the rows before it are there, and are not written.
             payloads: the kinds of payloads that belong to it, each once.
@@ -150,7 +151,7 @@ class Receiver(TransferEnd[ReceiverEvent]):
 
         Raises:
             OutOfRange: too few pages, or one that a plane does not have. Nothing has changed.
-            InvalidState: a generation that is not above those of all grants before.
+            InvalidState: a generation that is not above those of all grants before, or a page that another use has.
             InvalidArgument, Closed. Everything else that is wrong comes out as `Failed`.
         """
         wanted = sized("fb_wanted")

@@ -221,7 +221,8 @@ class Sender(TransferEnd[SenderEvent]):
 
     def begin(self, request: int, tokens: int, within: float | None = None) -> None:
         """A request is computed here. `request` is the number of this try at it: no other try has the same, here or at
-        any receiver. It fails if it is not over `within` so many seconds; None: it may take any time.
+        any receiver. If a receiver has given it up already, it ends at once. It fails if it is not over `within` so
+        many seconds; None: it may take any time.
 
         Raises:
             InvalidArgument, Closed.
