@@ -203,7 +203,12 @@ static fb_status try_computed(world *w, void *with) {
     return fb_sender_computed(w->sender, (const fb_computed *)with, 1);
 }
 static fb_status try_wanted(world *w, void *with) {
-    return fb_receiver_grant(w->receiver, (const fb_wanted *)with, CALLS_PAGES, TRANSFER_PAGES);
+    fb_transfer_event event = SIZED(fb_transfer_event);
+    fb_status status = fb_receiver_grant(w->receiver, (const fb_wanted *)with, CALLS_PAGES, TRANSFER_PAGES);
+    /* There is no such sender. The pages are free again when that is said. */
+    while (status == FB_OK && event.kind != FB_TRANSFER_FAILED)
+        CHECK(fb_receiver_poll(w->receiver, 1000, NULL, 0, &event) == FB_OK);
+    return status;
 }
 static fb_status try_transfer_event(world *w, void *with) {
     return fb_sender_poll(w->sender, 0, NULL, 0, (fb_transfer_event *)with);

@@ -305,12 +305,13 @@ def test_a_thread_waits_while_another_calls_and_closes(pairs: Callable[..., Pair
 
     thread = threading.Thread(target=waits)
     thread.start()
+    end = time.monotonic() + SOON
     for request in range(1, 50):
         pair.receiver.grant(request, TOKENS, [1, 2, 3], (99, 0))
         assert pair.receiver.stats().whole == 0
-    end = time.monotonic() + SOON
-    while len(found) < 49 and time.monotonic() < end:
-        time.sleep(0.001)
+        # Its pages are in use until the thread has taken its end.
+        while len(found) < request and time.monotonic() < end:
+            time.sleep(0.001)
     while True:
         try:
             pair.receiver.close()
