@@ -160,7 +160,7 @@ pub fn wait(sockets: &[(BorrowedFd<'_>, bool)], at_most: Duration, faults: &dyn 
 /// may still be there.
 ///
 /// # Errors
-/// [`Kind::OsRefused`].
+/// [`Kind::OutOfMemory`]; [`Kind::OsRefused`].
 #[cfg(feature = "transfer")]
 pub fn has_hung_up(socket: BorrowedFd<'_>, faults: &dyn Faults) -> Result<bool> {
     let failed = |refusal: Refusal| refusal.error("look at a connection");
@@ -384,5 +384,25 @@ mod tests {
         let e =
             wait(&[(b.as_fd(), false)], Duration::ZERO, &Inject::call(Call::Poll, libc::ENOMEM)).unwrap_err();
         assert_eq!((e.kind(), e.place()), (Kind::OutOfMemory, "poll: Cannot allocate memory"));
+    }
+
+    #[cfg(feature = "transfer")]
+    #[test]
+    fn a_connection_that_the_other_end_has_closed_has_hung_up_also_with_bytes_left() {
+        for closes in [true, false] {
+            let (a, b) = UnixStream::pair().unwrap();
+            assert!(!has_hung_up(b.as_fd(), &NoFaults).unwrap());
+            (&a).write_all(b"left").unwrap();
+            assert!(!has_hung_up(b.as_fd(), &NoFaults).unwrap(), "bytes are no end");
+            // A child that was forked has the other end too.
+            let forked = a.try_clone().unwrap();
+            match closes {
+                true => shutdown(&a),
+                false => drop((a, forked)),
+            }
+            assert!(has_hung_up(b.as_fd(), &NoFaults).unwrap());
+            let error = has_hung_up(b.as_fd(), &Inject::call(Call::Poll, libc::ENOMEM)).unwrap_err();
+            assert_eq!(error.kind(), Kind::OutOfMemory);
+        }
     }
 }
